@@ -1,0 +1,1 @@
+"""Client SDK for kvrelay. Needs grpcio and protobuf alone."""

@@ -1,0 +1,1 @@
+"""Fetching, converting and finding models."""

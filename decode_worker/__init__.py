@@ -1,0 +1,1 @@
+"""The service around an engine that pulls KV and decodes."""

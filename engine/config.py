@@ -1,0 +1,43 @@
+"""What an engine is told at start. Model shapes are `engine.models.config`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Attributes:
+        model_dir: Hugging Face folder.
+        dtype: "float32" or "bfloat16", of weights, activations and KV.
+        block_size: tokens in a KV block.
+        num_blocks: blocks in the pool, the scratch block not counted; 0 derives it from `kv_memory_bytes`.
+        kv_memory_bytes: size of the pool where `num_blocks` is 0.
+        max_model_len: tokens of prompt and answer together; 0 takes the model's own limit.
+        max_batched_tokens: token budget of one step, decodes first, then prefill chunks.
+        max_running: most sequences in one step.
+        prefill_chunk: most prompt tokens of one sequence in one step.
+        threads: torch intra-op threads; 0 leaves torch's default.
+        enable_prefix_cache: whether finished blocks are kept for prefix hits.
+        check_invariants: run `check_invariants()` after each step (debug mode).
+        attention_backend: file name in `engine/attention/`.
+        device: torch device.
+    """
+
+    model_dir: Path
+    dtype: str = "float32"
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_memory_bytes: int = 1 << 30
+    max_model_len: int = 0
+    max_batched_tokens: int = 512
+    max_running: int = 64
+    prefill_chunk: int = 256
+    threads: int = 0
+    enable_prefix_cache: bool = True
+    check_invariants: bool = False
+    attention_backend: str = "sdpa"
+    device: str = "cpu"

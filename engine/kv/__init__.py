@@ -1,0 +1,1 @@
+"""Block bookkeeping, prefix cache and KV storage."""

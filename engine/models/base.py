@@ -1,0 +1,23 @@
+"""What the engine asks of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+
+
+class CausalLM(Protocol):
+    """A decoder-only model over a paged KV pool."""
+
+    config: ModelConfig
+
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+        """Writes the batch's KV into `kv` and returns fp32 logits [R, vocab_size].
+
+        `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
+        """
+        ...

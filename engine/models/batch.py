@@ -1,0 +1,35 @@
+"""The tensors of one forward pass: the seam between scheduling and models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """A flat batch of T new tokens from B sequences; prefill chunks and decodes side by side.
+
+    Sequence i owns the tokens [query_starts[i], query_starts[i + 1]). Its context, new tokens included,
+    is `context_lens[i]` tokens long, and lies in the blocks `block_tables[i]`, padded with 0, the
+    scratch block. A new token's KV is written to `slots` = block * block_size + offset; slots inside
+    block 0 discard it (prefix hits that need only logits recomputed). All index tensors are int64.
+
+    Attributes:
+        token_ids: [T].
+        positions: [T].
+        slots: [T].
+        query_starts: B + 1 Python ints.
+        context_lens: B Python ints.
+        block_tables: [B, max_blocks].
+        logits_rows: [R] rows of the flat batch whose logits are wanted.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_starts: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    block_tables: torch.Tensor
+    logits_rows: torch.Tensor

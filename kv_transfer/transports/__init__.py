@@ -1,0 +1,1 @@
+"""KV transports, one file each."""

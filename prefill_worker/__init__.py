@@ -1,0 +1,1 @@
+"""The service around an engine that only prefills and hands KV over."""

@@ -1,0 +1,1 @@
+"""Block hashes and the Redis-backed index of who holds which prefix. No torch."""

@@ -1,0 +1,1 @@
+"""What prefill and decode workers share: configuration, engine assembly, the Worker service, publishing."""
