@@ -20,9 +20,7 @@ class AttentionBackend(Protocol):
         """Prepares what all layers of this step share."""
         ...
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Stores key and value at the batch's slots, then attends.
 
         Args:

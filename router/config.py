@@ -1,0 +1,42 @@
+"""What a router process is told at start: `python -m router --config FILE.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RouterConfig(BaseModel):
+    """Settings of one router. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    router_id: str = Field(description="Unique name of this router.")
+    served_name: str = Field(description="Model name that clients use.")
+    model_dir: Path = Field(description="Hugging Face folder: tokenizer, chat template, config.")
+    hash_model: str = Field(description="Model part of the block hash, equal to the workers' own.")
+    block_size: int = Field(ge=1, description="Tokens in a KV block.")
+    max_model_len: int = Field(ge=1, description="Tokens of prompt and answer together.")
+    host: str = Field(default="127.0.0.1", description="Address of all three ports.")
+    http_port: int = Field(default=8000, ge=0, le=65535, description="OpenAI HTTP; 0 takes a free one.")
+    grpc_port: int = Field(default=8001, ge=0, le=65535, description="gRPC; 0 takes a free one.")
+    admin_port: int = Field(default=0, ge=0, le=65535, description="RouterAdmin; 0 takes a free one.")
+    redis_url: str = Field(default="", description="Prefix index; empty routes by load alone.")
+    index_namespace: str = "default"
+    policy: str = Field(default="cost", description="File name in router/policies.")
+    force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
+    local_prefill_tokens: int = Field(
+        default=64, ge=0, description="Up to so many uncached tokens are prefilled by the decode worker."
+    )
+    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
+    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest HTTP body.")
+    max_attempts: int = Field(default=4, ge=1, description="Dispatches of one request before it fails.")
+    heartbeat_timeout_s: float = Field(default=3.0, gt=0, description="Silence after which a worker is lost.")
+    api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
+    log_level: str = "info"
+    log_format: str = "json"
+    addresses_file: Path | None = Field(
+        default=None, description="Written once listening: JSON with http, grpc, admin (host:port) and pid."
+    )
