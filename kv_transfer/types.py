@@ -21,7 +21,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes KV of two workers interchangeable. `fingerprint` is its digest (see kv_transfer.identity)."""
+    """What makes the KV of two workers interchangeable. Its digest is the fingerprint."""
 
     model: str
     revision: str
