@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import time
 from enum import StrEnum
 
 from engine.api import EngineRequest
+from kv_transfer.attempts import AttemptFence, StaleAttemptError
+
+# Longest delay of a dispatch that is still refused as stale, and requests remembered for it.
+_ATTEMPT_MEMORY_S = 600.0
+_ATTEMPT_CAPACITY = 1 << 16
 
 
 class Refusal(StrEnum):
@@ -29,21 +34,19 @@ class RefusedError(Exception):
 class Admission:
     """Counts what is inside and remembers the attempts that were seen.
 
-    An entry is a key of the caller's choosing, from `admit` to `leave`. The attempts of the last
-    `remembered` request ids are kept: an older one could be taken again, which only repeats work, for
-    the router forwards no token of an attempt that it has given up.
+    An entry is a key of the caller's choosing, from `admit` to `leave`.
 
     Args:
         max_inside: requests admitted and not finished, at most.
         max_context_tokens: prompt and resumed tokens of one request, at most.
-        remembered: request ids whose attempt is remembered.
     """
 
-    def __init__(self, max_inside: int, max_context_tokens: int, remembered: int = 1 << 16) -> None:
+    def __init__(self, max_inside: int, max_context_tokens: int) -> None:
         self._max_inside = max_inside
         self._max_context_tokens = max_context_tokens
-        self._remembered = remembered
-        self._attempts: OrderedDict[str, int] = OrderedDict()
+        self._attempts = AttemptFence(
+            memory_s=_ATTEMPT_MEMORY_S, capacity=_ATTEMPT_CAPACITY, clock=time.monotonic
+        )
         self._inside: set[str] = set()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -67,18 +70,13 @@ class Admission:
         """Lets one request in. Raises RefusedError."""
         if self._closed_because:
             raise RefusedError(Refusal.DRAINING, f"worker takes no requests: {self._closed_because}")
-        seen = self._attempts.get(request_id, 0)
-        if attempt < seen:
-            raise RefusedError(
-                Refusal.STALE_ATTEMPT, f"attempt {attempt} of {request_id} comes after attempt {seen}"
-            )
+        try:
+            self._attempts.admit(request_id, attempt)
+        except StaleAttemptError as stale:
+            raise RefusedError(Refusal.STALE_ATTEMPT, str(stale)) from stale
         _check_values(request, self._max_context_tokens)
         if len(self._inside) >= self._max_inside:
             raise RefusedError(Refusal.QUEUE_FULL, f"{self._max_inside} requests are already here")
-        self._attempts[request_id] = attempt
-        self._attempts.move_to_end(request_id)
-        if len(self._attempts) > self._remembered:
-            self._attempts.popitem(last=False)
         self._inside.add(key)
         self._emptied.clear()
 

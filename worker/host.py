@@ -79,12 +79,27 @@ class EngineHost:
             future.add_done_callback(_retrieve)
             raise
 
-    def post(self, function: Callable[[Engine], object]) -> None:
-        """Queues `function(engine)`, which must not fail; whoever waits for it uses `call`."""
+    def post(
+        self, function: Callable[[Engine], T], on_error: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Queues `function(engine)` and does not wait.
+
+        `on_error` is called in the event loop where it raised; without it, that is logged as a defect. After
+        the engine's failure nothing is queued: its requests have been ended by then.
+        """
+
+        def done(future: Future[T]) -> None:
+            if future.cancelled() or (error := future.exception()) is None:
+                return
+            if on_error is not None:
+                self._events.call_soon_threadsafe(on_error, error)
+            else:
+                logger.error("engine call failed", exc_info=error)
+
         try:
-            self._submit(function).add_done_callback(_log_failure)
-        except EngineFailedError:
-            logger.debug("engine call dropped", extra=fields(reason="the engine has failed"))
+            self._submit(function).add_done_callback(done)
+        except EngineFailedError as error:
+            logger.debug("engine call dropped", extra=fields(reason=str(error)))
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Stops the thread after its current step."""
@@ -116,8 +131,3 @@ class EngineHost:
 def _retrieve(future: asyncio.Future[T]) -> None:
     if not future.cancelled():
         future.exception()
-
-
-def _log_failure(future: Future[object]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        logger.error("engine call failed", exc_info=error)
