@@ -44,7 +44,7 @@ def sample(
         [R] int64.
     """
     if len(params) != logits.shape[0] or len(positions) != logits.shape[0]:
-        raise ValueError(f"{logits.shape[0]} rows of logits, {len(params)} params, {len(positions)} positions")
+        raise ValueError(f"{logits.shape[0]} rows, {len(params)} params, {len(positions)} positions")
     logits = _forbid_early_stop(logits, params, positions, eos_token_ids)
     tokens = logits.argmax(dim=-1)
     for row, (row_params, position) in enumerate(zip(params, positions, strict=True)):
