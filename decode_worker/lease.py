@@ -11,16 +11,12 @@ from decode_worker.errors import WorkFailedError, kv_lost
 from kvrelay.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from worker.liveness import SilenceTimer
 
-# Statuses after which the ticket is surely gone or was never given to us. Anything else that breaks the
-# stream leaves the ticket's fate unknown, and the prefill worker most likely dead.
-_REFUSED_BY_IDENTITY = grpc.StatusCode.FAILED_PRECONDITION
-
-
 class Lease:
     """One attachment to one ticket.
 
     Everything that the prefill worker said is kept here; the handover waits with `news` and looks. A lease
     that fails stays failed: `failure` is set and `news` raises it. Nothing read under it may then be used.
+    Whatever else the handover waits for wakes it with `poke`, so that it never waits for two things.
 
     Attributes:
         attached: the prefill worker's answer to Attach.
@@ -30,6 +26,7 @@ class Lease:
         finished: the end of the prefill.
         finished_at: when it came, seconds on the event loop's clock.
         failure: why the lease is lost.
+        peer_gone: the prefill worker's process does not answer any more.
     """
 
     def __init__(self, heartbeat_s: float, timeout_s: float, steps: Callable[[], int]) -> None:
@@ -50,8 +47,9 @@ class Lease:
         self.finished: prefill_pb2.Finished | None = None
         self.finished_at = 0.0
         self.failure: WorkFailedError | None = None
+        self.peer_gone = False
 
-    def open(self, stub: prefill_pb2_grpc.PrefillAsyncStub, attach: prefill_pb2.Attach) -> None:
+    def open(self, stub: prefill_pb2_grpc.PrefillStub, attach: prefill_pb2.Attach) -> None:
         """Opens the stream and asks for the ticket; `attached` or `failure` follows."""
         self._send(prefill_pb2.FollowRequest(attach=attach))
         self._call = stub.Follow(self._requests())
@@ -63,6 +61,10 @@ class Lease:
         await self._news.wait()
         self._news.clear()
         self.check()
+
+    def poke(self) -> None:
+        """Makes `news` return."""
+        self._news.set()
 
     def check(self) -> None:
         """Raises WorkFailedError if the lease is lost."""
@@ -168,9 +170,10 @@ class Lease:
                 self._fail(WorkFailedError(kind, f"the prefill worker revoked it: {event.revoked.reason}"))
 
     def _failure_of(self, error: grpc.aio.AioRpcError) -> WorkFailedError:
-        if error.code() == _REFUSED_BY_IDENTITY:
+        if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
             kind = decode_pb2.WorkError.KIND_IDENTITY_MISMATCH
             return WorkFailedError(kind, error.details() or "identities differ", ticket_alive=True)
+        self.peer_gone = error.code() == grpc.StatusCode.UNAVAILABLE
         return kv_lost(f"the lease broke: {error.code().name}: {error.details()}")
 
     def _silent(self) -> None:

@@ -30,7 +30,7 @@ from prefill_worker.held_prefill import Follower, HeldPrefill
 from telemetry.logs import fields
 from worker.admission import Refusal, RefusedError
 from worker.requests import at_deadline, engine_request
-from worker.runtime import WorkerRuntime
+from worker.runtime import RoleCounts, WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._by_request: dict[str, HeldPrefill] = {}
         self._clock = asyncio.create_task(self._watch_clock())
 
-    @property
-    def num_leases(self) -> int:
+    def counts(self) -> RoleCounts:
         """Tickets alive."""
-        return len(self._tickets)
+        return RoleCounts(leases=len(self._tickets))
 
     # What the engine says.
 
@@ -86,7 +85,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 prefill.done(done)
         for failure in output.failures:
             if (prefill := self._by_engine_id.get(failure.request_id)) is not None:
-                self._revoke(prefill, failure.message, retryable=True)
+                # The input made the model fail: the next worker would fail in the same way.
+                self._revoke(prefill, failure.message, retryable=False)
 
     def fail_all(self, reason: str) -> None:
         """Ends every ticket: the engine has failed."""

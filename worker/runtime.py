@@ -111,6 +111,7 @@ class WorkerRuntime:
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._publisher: RedisIndexPublisher | None = None
+        self._dying: asyncio.Task[None] | None = None
 
     async def serve(self, service: RoleService, register: Callable[[grpc.aio.Server], None]) -> None:
         """Starts engine, server, metrics and publisher.
