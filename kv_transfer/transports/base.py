@@ -90,16 +90,12 @@ class Transport(Protocol):
 def check_blocks(
     local_blocks: Sequence[int], local_total: int, remote_blocks: Sequence[int], remote_total: int
 ) -> None:
-    """Raises ValueError unless the lists pair distinct local blocks with remote ones, all inside the pools."""
+    """Raises ValueError unless the lists pair distinct local blocks with remote ones, inside the pools."""
     if not local_blocks or len(local_blocks) != len(remote_blocks):
-        raise ValueError(
-            f"{len(local_blocks)} local blocks cannot pair with {len(remote_blocks)} remote ones"
-        )
+        raise ValueError(f"{len(local_blocks)} local blocks do not pair with {len(remote_blocks)} remote")
     if len(set(local_blocks)) != len(local_blocks):
         raise ValueError("a local block is named twice in one read")
-    for side, blocks, total in (
-        ("local", local_blocks, local_total),
-        ("remote", remote_blocks, remote_total),
-    ):
+    sides = (("local", local_blocks, local_total), ("remote", remote_blocks, remote_total))
+    for side, blocks, total in sides:
         if min(blocks) < 0 or max(blocks) >= total:
             raise ValueError(f"{side} blocks {min(blocks)} to {max(blocks)} do not fit a pool of {total}")

@@ -110,9 +110,10 @@ class InProcessTransport:
     def connect(self, exported: bytes) -> str:
         """Finds the peer's pool. Raises as the seam says; another process is refused."""
         local = self._registered()
-        magic, pid, key = (exported.decode(errors="replace").split(" ", 2) + ["", ""])[:3]
-        if magic != _MAGIC:
+        parts = exported.decode(errors="replace").split(" ", 2)
+        if len(parts) != 3 or parts[0] != _MAGIC:
             raise TransferError("the peer's pool is not described in this transport's terms")
+        _, pid, key = parts
         if pid != str(os.getpid()):
             raise TransferError(f"the pool is in process {pid}: {self.name} cannot reach it")
         with _POOLS.lock:
