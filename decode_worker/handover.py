@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_worker.channels import PrefillChannels
 from decode_worker.errors import WorkFailedError, kv_lost
 from decode_worker.lease import Lease
 from decode_worker.room import Room
-from engine.api import EngineRequest, RequestTooLargeError, Reservation
+from engine.api import EngineRequest, Reservation
+from engine.loop import EngineStoppedError
 from kv_transfer.identity import require_same
 from kv_transfer.reader import KvReader, KvReads, ReadTotals
 from kv_transfer.types import (
@@ -30,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """A finished handover. Times are seconds on the event loop's clock.
+    """A handover whose KV is proven. Times are seconds on the event loop's clock.
 
     Attributes:
         finished: the prefill worker's last word.
@@ -39,6 +42,7 @@ class HandedOver:
         reads: what was read.
         chunks: when each part of the KV became ready.
         prefill_pid: the process that computed it.
+        decode_pid: the process that read it.
         transport: name.
     """
 
@@ -48,6 +52,7 @@ class HandedOver:
     reads: ReadTotals
     chunks: tuple[prefill_pb2.KvReady, ...]
     prefill_pid: int
+    decode_pid: int
     transport: str
 
 
@@ -68,15 +73,28 @@ class Handover:
     full blocks are read while later ones are computed, and after the last read one Validate decides
     whether any byte may be used.
 
+    Args:
+        tools: the worker's.
+        request: what the engine will decode.
+        ticket: its claim check.
+        on_proven: called when the KV is proven, before the engine emits the first token.
+
     Attributes:
         abandon_reason: set before a cancellation that ends the request, so that the prefill worker is told
             to stop; without it the ticket lives on for another decode worker.
     """
 
-    def __init__(self, tools: HandoverTools, request: EngineRequest, ticket: KvTicket) -> None:
+    def __init__(
+        self,
+        tools: HandoverTools,
+        request: EngineRequest,
+        ticket: KvTicket,
+        on_proven: Callable[[HandedOver], None],
+    ) -> None:
         config = tools.runtime.config
         self.abandon_reason = ""
         self._tools = tools
+        self._on_proven = on_proven
         self._runtime = tools.runtime
         self._request = request
         self._ticket = ticket
@@ -86,9 +104,14 @@ class Handover:
         self._reader: KvReader | None = None
         self._peer = ""
 
-    async def run(self) -> HandedOver:
+    async def run(self) -> None:
         """Hands the sequence to the engine. Raises WorkFailedError; nothing of it is left here then."""
         adopted = False
+        if self._ticket.num_tokens != self._request.num_context_tokens:
+            raise kv_lost(
+                f"the ticket covers {self._ticket.num_tokens} tokens, the request has "
+                f"{self._request.num_context_tokens}"
+            )
         try:
             self._lease.open(self._tools.channels.stub(self._ticket.endpoint), self._attach())
             attached = await self._attached()
@@ -99,25 +122,33 @@ class Handover:
             await self._lease.validate()
             finished = self._lease.finished
             assert finished is not None
+            self._on_proven(
+                HandedOver(
+                    finished=finished,
+                    finished_at=self._lease.finished_at,
+                    settled_at=settled_at,
+                    reads=reads,
+                    chunks=tuple(self._lease.chunks),
+                    prefill_pid=attached.pid,
+                    decode_pid=os.getpid(),
+                    transport=attached.transport,
+                )
+            )
             await self._runtime.host.call(
                 lambda engine: engine.adopt(self._request.request_id, finished.first_token_id)
             )
             adopted = True
             self._lease.done()
-            return HandedOver(
-                finished=finished,
-                finished_at=self._lease.finished_at,
-                settled_at=settled_at,
-                reads=reads,
-                chunks=tuple(self._lease.chunks),
-                prefill_pid=attached.pid,
-                transport=attached.transport,
-            )
         except TransferError as error:
             # Whether the process or only the read is lost is told by its heartbeats, but for this one.
             raise kv_lost(f"reading failed: {error}", not isinstance(error, PeerLostError)) from error
-        except RequestTooLargeError as error:
-            raise WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error), ticket_alive=True) from error
+        except ValueError as error:
+            # The engine refused the request itself, and so would any other.
+            self.abandon_reason = str(error)
+            raise WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error)) from error
+        except EngineStoppedError as error:
+            kind = decode_pb2.WorkError.KIND_OVERLOADED
+            raise WorkFailedError(kind, str(error), ticket_alive=True) from error
         finally:
             if not adopted:
                 self._give_back()

@@ -11,6 +11,7 @@ from decode_worker.errors import WorkFailedError, kv_lost
 from kvrelay.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from worker.liveness import SilenceTimer
 
+
 class Lease:
     """One attachment to one ticket.
 
@@ -39,7 +40,9 @@ class Lease:
         self._answer: bool | None = None
         self._timer: SilenceTimer | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._call: grpc.aio.StreamStreamCall[prefill_pb2.FollowRequest, prefill_pb2.FollowEvent] | None = None
+        self._call: grpc.aio.StreamStreamCall[prefill_pb2.FollowRequest, prefill_pb2.FollowEvent] | None = (
+            None
+        )
         self.attached: prefill_pb2.Attached | None = None
         self.num_ready = 0
         self.block_ids: list[int] = []

@@ -75,6 +75,10 @@ class Outbox:
         self._changed[id(answer)] = answer
         self._wake.set()
 
+    def wake(self) -> None:
+        """Makes `wait` return."""
+        self._wake.set()
+
     def replay(self) -> None:
         """A new stream begins: what was handed to the one before may not have arrived."""
         self._forget_old()

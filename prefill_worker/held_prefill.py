@@ -29,7 +29,9 @@ class Follower:
         """Ends the stream after what is queued."""
         self._events.put_nowait(None)
 
-    async def events(self, heartbeat_s: float, steps: Callable[[], int]) -> AsyncIterator[prefill_pb2.FollowEvent]:
+    async def events(
+        self, heartbeat_s: float, steps: Callable[[], int]
+    ) -> AsyncIterator[prefill_pb2.FollowEvent]:
         """What is queued, with heartbeats in between, until `close`."""
         while True:
             try:
@@ -108,7 +110,7 @@ class HeldPrefill:
             self.follower.send(prefill_pb2.FollowEvent(finished=self._finished))
 
     def end(self) -> None:
-        """The ticket has ended: nothing more is sent but the reason, where the follower did not ask for it."""
+        """The ticket has ended: nothing more is sent but the reason, where there is one."""
         if self.deadline is not None:
             self.deadline.cancel()
         if self.follower is not None:

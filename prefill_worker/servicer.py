@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine.api import EngineRequest, RequestTooLargeError, StepOutput
+from engine.api import EngineRequest, StepOutput
 from kv_transfer import registry, wire
 from kv_transfer.identity import require_same, require_same_layout
 from kv_transfer.tickets import EndedTicket, EndReason, TicketGoneError, TicketState, TicketTable
@@ -69,6 +69,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     def counts(self) -> RoleCounts:
         """Tickets alive."""
         return RoleCounts(leases=len(self._tickets))
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server."""
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     # What the engine says.
 
@@ -128,7 +132,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         logger.info("ticket", extra=fields(request_id=work.request_id, ticket_id=ticket_id))
         return prefill_pb2.StartResponse(ticket=wire.ticket_to_wire(prefill.ticket))
 
-    async def Follow(self, requests: _Requests, context: _FollowContext) -> AsyncIterator[prefill_pb2.FollowEvent]:  # noqa: N802
+    async def Follow(  # noqa: N802
+        self, requests: _Requests, context: _FollowContext
+    ) -> AsyncIterator[prefill_pb2.FollowEvent]:
         """One lease: what is ready goes out, Validate, Done, Abandon and heartbeats come in."""
         attach = await self._read_attach(requests, context)
         transport = await self._handshake(attach, context)
@@ -191,7 +197,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         # Not waited for: the engine may be in the middle of a long step.
         self._runtime.host.post(
             lambda engine: engine.submit_prefill(sequence),
-            lambda error: self._revoke(prefill, str(error), not isinstance(error, RequestTooLargeError)),
+            lambda error: self._revoke(prefill, str(error), retryable=not isinstance(error, ValueError)),
         )
         return prefill
 

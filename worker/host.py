@@ -9,16 +9,11 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from engine.api import Engine, EngineStats, StepOutput
-from engine.loop import EngineLoop
-from telemetry.logs import fields
+from engine.loop import EngineLoop, EngineStoppedError
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class EngineFailedError(Exception):
-    """The engine's thread died; the process is to be restarted."""
 
 
 class EngineHost:
@@ -45,7 +40,6 @@ class EngineHost:
         self._engine = engine
         self._loop = EngineLoop(engine, self._stepped, self._died)
         self._stats = engine.stats()
-        self._failed = False
 
     def start(self) -> None:
         """Starts the engine's thread."""
@@ -70,7 +64,7 @@ class EngineHost:
         """Runs `function(engine)` between two steps. A cancelled caller does not stop it.
 
         Raises:
-            EngineFailedError: the thread died before the function ran.
+            EngineStoppedError: the thread has ended; the function did not run.
         """
         future = asyncio.wrap_future(self._submit(function))
         try:
@@ -84,31 +78,26 @@ class EngineHost:
     ) -> None:
         """Queues `function(engine)` and does not wait.
 
-        `on_error` is called in the event loop where it raised; without it, that is logged as a defect. After
-        the engine's failure nothing is queued: its requests have been ended by then.
+        `on_error` is called in the event loop where it raised; without it, that is logged as a defect. A
+        stopped engine is no error: its requests have been ended by then.
         """
 
         def done(future: Future[T]) -> None:
-            if future.cancelled() or (error := future.exception()) is None:
+            error = future.exception()
+            if error is None or isinstance(error, EngineStoppedError):
                 return
             if on_error is not None:
                 self._events.call_soon_threadsafe(on_error, error)
             else:
                 logger.error("engine call failed", exc_info=error)
 
-        try:
-            self._submit(function).add_done_callback(done)
-        except EngineFailedError as error:
-            logger.debug("engine call dropped", extra=fields(reason=str(error)))
+        self._submit(function).add_done_callback(done)
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Stops the thread after its current step."""
         await asyncio.to_thread(self._loop.stop, timeout_s)
 
     def _submit(self, function: Callable[[Engine], T]) -> Future[T]:
-        if self._failed:
-            raise EngineFailedError("the engine has failed")
-
         def run(engine: Engine) -> T:
             try:
                 return function(engine)
@@ -124,7 +113,6 @@ class EngineHost:
         self._events.call_soon_threadsafe(self._on_step, output)
 
     def _died(self, error: BaseException) -> None:
-        self._failed = True
         self._events.call_soon_threadsafe(self._on_failure, error)
 
 

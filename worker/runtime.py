@@ -109,7 +109,7 @@ class WorkerRuntime:
         self._assembly = assembly
         self._service: RoleService | None = None
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._publisher: RedisIndexPublisher | None = None
         self._dying: asyncio.Task[None] | None = None
 
@@ -139,7 +139,7 @@ class WorkerRuntime:
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)
-        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register(server)
         self.host.start()
