@@ -76,7 +76,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New tokens of the answer. `index` is the position of the first of them, from 0; never a gap or repeat."""
+    """New tokens of the answer. `index` is the position of the first, from 0; never a gap or a repeat."""
 
     token_ids: tuple[int, ...]
     index: int
