@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,6 +88,8 @@ class Serving:
         self._preparer = Preparer(model)
         self._dispatcher = dispatcher
         self.active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.draining = False
 
     @property
@@ -106,11 +108,8 @@ class Serving:
             raise GenerationError(
                 ErrorKind.UNAVAILABLE, "This router is shutting down; try another.", DRAINING_RETRY_S
             )
-        self.active += 1
-        try:
+        with self._activity():
             return await self._preparer.prepare(request)
-        finally:
-            self.active -= 1
 
     async def run(self, prepared: PreparedRequest) -> AsyncGenerator[ChoiceEvent, None]:
         """Yields the events of all choices as they come; each choice ends with its ChoiceEnd.
@@ -118,8 +117,7 @@ class Serving:
         Closing the generator, or cancelling the task that iterates it, ends every choice everywhere.
         Raises GenerationError; the other choices are cancelled then.
         """
-        self.active += 1
-        try:
+        with self._activity():
             async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at) as admission:
                 choices = [
                     self._choice(prepared, index, request, admission)
@@ -129,8 +127,21 @@ class Serving:
                 async with aclosing(events):
                     async for event in events:
                         yield event
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is active."""
+        await self._idle.wait()
+
+    @contextmanager
+    def _activity(self) -> Iterator[None]:
+        self.active += 1
+        self._idle.clear()
+        try:
+            yield
         finally:
             self.active -= 1
+            if not self.active:
+                self._idle.set()
 
     async def _choice(
         self, prepared: PreparedRequest, index: int, request: GenerationRequest, admission: Admission

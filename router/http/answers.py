@@ -59,7 +59,7 @@ class GenerationResponse(Response):
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                logger.info("client left", extra=fields())
+                logger.info("client left")
         finally:
             left.cancel()
             work.cancel()

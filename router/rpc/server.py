@@ -12,16 +12,13 @@ from grpc_reflection.v1alpha import reflection
 from kvrelay.v1 import inference_pb2, router_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from kvrelay.v1.router_pb2_grpc import RouterAdminServicer, add_RouterAdminServicer_to_server
+from router.addresses import PortInUseError, join_address
 from router.auth import MESSAGE, OPEN_SERVICES, ApiKeys
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ADMIN = router_pb2.DESCRIPTOR.services_by_name["RouterAdmin"].full_name
 # A worker table of thousands of workers.
 _MAX_ADMIN_BYTES = 16 << 20
-
-
-class PortInUseError(OSError):
-    """The port cannot be listened on; the message says which and why."""
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
@@ -75,12 +72,12 @@ class RpcServer:
         names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
         try:
-            self.port = self.server.add_insecure_port(f"{host}:{port}")
+            self.port = self.server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
-            raise PortInUseError(f"cannot listen on {host}:{port}: {error}") from error
+            raise PortInUseError(host, port, str(error)) from error
 
     async def start(self) -> None:
-        """Begins to listen. The server as a whole is SERVING from now, its service once `set_ready` says so."""
+        """Begins to serve. Health of the server as a whole is SERVING now, of its service from `set_ready` on."""
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.server.start()
@@ -101,12 +98,12 @@ def inference_server(
 ) -> RpcServer:
     """The clients' server, not started."""
     server = RpcServer(host, port, INFERENCE, keys, max_message_bytes)
-    add_InferenceServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
+    add_InferenceServicer_to_server(servicer, server.server)
     return server
 
 
 def admin_server(host: str, port: int, servicer: RouterAdminServicer) -> RpcServer:
     """The supervisor's server, not started. It has no keys: clients must not reach its port."""
     server = RpcServer(host, port, ADMIN, ApiKeys(()), _MAX_ADMIN_BYTES)
-    add_RouterAdminServicer_to_server(servicer, server.server)  # type: ignore[no-untyped-call]
+    add_RouterAdminServicer_to_server(servicer, server.server)
     return server
