@@ -99,7 +99,7 @@ class WorkerActor:
                 node_id=node_id,
                 model_name=plan.model_name,
                 engine=plan.engine,
-                host=plan.host or ray.util.get_node_ip_address(),
+                host=plan.host or self._node_address(),
                 redis_url=plan.redis_url,
                 index_namespace=plan.deployment,
                 max_queue=plan.max_queue,
@@ -121,6 +121,11 @@ class WorkerActor:
             self._watch.cancel()
         if self._service is not None:
             await self._service.stop()
+
+    @staticmethod
+    def _node_address() -> str:
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return address
 
     async def _end_with_engine(self, service: WorkerService) -> None:
         error = await asyncio.shield(service.failed)

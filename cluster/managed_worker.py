@@ -149,7 +149,8 @@ class ManagedWorker:
             # Its own error, not a lost process: the reason is the user's to read, without a trace.
             raise WorkerStartError(_reason(error), final=True) from error
         except ray.exceptions.RayActorError as error:
-            raise WorkerStartError(f"the process ended while it started: {_first_line(error)}", False) from error
+            reason = f"the process ended while it started: {_first_line(error)}"
+            raise WorkerStartError(reason, final=False) from error
         except ray.exceptions.RayError as error:
             raise WorkerStartError(_first_line(error), final=False) from error
 

@@ -7,20 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.model_store.store import ModelEntry
 from cluster.spec import DeploymentSpec, PoolSpec
 from engine.config import EngineConfig
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
 
 PREFILL, DECODE = "prefill", "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A model ready to load: its Hugging Face folder and canonical name, part of the KV's identity."""
-
-    path: Path
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class WorkerPlan:
         return f"kvrelay:{self.deployment}:{self.worker_id}"
 
 
-def plan_workers(spec: DeploymentSpec, model: ModelFolder, redis_url: str) -> list[WorkerPlan]:
+def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> list[WorkerPlan]:
     """All workers of the deployment, prefill first."""
     # A Ray that is started here is bound to the loopback address, and so are its workers.
     host = "" if spec.ray.address else "127.0.0.1"
@@ -109,7 +102,7 @@ def _threads(spec: DeploymentSpec, pool: PoolSpec) -> int:
 
 def plan_router(
     spec: DeploymentSpec,
-    model: ModelFolder,
+    model: ModelEntry,
     workers: Sequence[worker_pb2.WorkerInfo],
     *,
     redis_url: str,
@@ -133,6 +126,7 @@ def plan_router(
         force_remote_prefill=spec.router.force_remote_prefill,
         max_running=spec.router.max_running,
         max_queued=spec.router.max_queued,
+        drain_timeout_s=spec.health.drain_timeout_s,
         api_keys=(spec.router.api_key,) if spec.router.api_key else (),
         log_level=spec.log.level,
         log_format=spec.log.format,
@@ -140,6 +134,6 @@ def plan_router(
     )
 
 
-def served_name(spec: DeploymentSpec, model: ModelFolder) -> str:
+def served_name(spec: DeploymentSpec, model: ModelEntry) -> str:
     """Name that clients use."""
     return spec.served_name or model.name

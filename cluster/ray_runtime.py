@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ class RayRuntime:
 
         Raises RayError.
         """
+        # Ray takes SIGTERM for itself, and would end this process in the middle of everything.
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if self._address:
                 context = ray.init(
@@ -75,8 +78,10 @@ class RayRuntime:
         except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
             where = f"at {self._address}" if self._address else "on this machine"
             raise RayError(f"cannot use Ray {where}: {error}") from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)
         url = context.dashboard_url or ""
-        return RayInfo(context.address_info["gcs_address"], f"http://{url}" if url else "")
+        return RayInfo(ray.get_runtime_context().gcs_address, f"http://{url}" if url else "")
 
     def create_worker(self, plan: WorkerPlan) -> Any:
         """Handle of a new actor for the plan. Raises RayError where its name is taken."""

@@ -19,7 +19,7 @@ from cluster.backoff import Backoff
 from cluster.environment import inherited_environment
 from cluster.processes import ProcessId, identify
 from cluster.tether import start_tethered
-from kvrelay.v1 import admin_pb2, admin_pb2_grpc, worker_pb2
+from kvrelay.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from router.config import RouterConfig
 from telemetry.logs import fields
 
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.05
+# A router whose workers are all away serves errors until they come: no reason to hold its start up for long.
+_FIRST_REPORTS_S = 15.0
 # The table is sent again now and then: a router that lost it, or was started by somebody else, recovers.
 _PUSH_INTERVAL_S = 2.0
 _PUSH_TIMEOUT_S = 5.0
@@ -126,9 +128,9 @@ class RouterProcess:
                 "admin_port": _port(addresses.admin),
             }
         )
+        await self._await_workers(self._process, addresses.admin)
         self.addresses = addresses
         self.trouble = ""
-        self._push_now.set()
         self._on_change()
 
     async def supervise(self) -> None:
@@ -177,6 +179,25 @@ class RouterProcess:
         await self._kill(process)
         raise RouterStartError(f"did not start within {_START_TIMEOUT_S:g} s; see {self._log_path}")
 
+    async def _await_workers(self, process: asyncio.subprocess.Process, admin: str) -> None:
+        """Tells it the workers; returns once it hears from all of them, or after a while without."""
+        deadline = time.monotonic() + _FIRST_REPORTS_S
+        async with grpc.aio.insecure_channel(admin) as channel:
+            stub = router_pb2_grpc.RouterAdminStub(channel)
+            while process.returncode is None and time.monotonic() < deadline:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await self._push(stub)
+                    status = await stub.Status(router_pb2.StatusRequest(), timeout=_PUSH_TIMEOUT_S)
+                    if len(status.workers) == len(self._workers()) and all(w.healthy for w in status.workers):
+                        return
+                await asyncio.sleep(_POLL_S)
+
+    async def _push(self, stub: router_pb2_grpc.RouterAdminStub) -> None:
+        # Wall clock: a later supervisor's tables must win over an earlier one's.
+        self._version = max(self._version + 1, time.time_ns())
+        table = router_pb2.WorkerTable(version=self._version, workers=self._workers())
+        await stub.SetWorkers(table, timeout=_PUSH_TIMEOUT_S)
+
     def _log_tail(self, start: int) -> str:
         with self._log_path.open("rb") as log:
             log.seek(start)
@@ -201,14 +222,11 @@ class RouterProcess:
     async def _push_for_ever(self, admin: str) -> str:
         unanswered = 0
         async with grpc.aio.insecure_channel(admin) as channel:
-            stub = admin_pb2_grpc.RouterAdminStub(channel)
+            stub = router_pb2_grpc.RouterAdminStub(channel)
             while unanswered < _HUNG_AFTER:
                 self._push_now.clear()
-                # Wall clock: a later supervisor's tables must win over an earlier one's.
-                self._version = max(self._version + 1, time.time_ns())
-                table = admin_pb2.WorkerTable(version=self._version, workers=self._workers())
                 try:
-                    await stub.SetWorkers(table, timeout=_PUSH_TIMEOUT_S)
+                    await self._push(stub)
                     unanswered = 0
                 except grpc.aio.AioRpcError as error:
                     unanswered += 1

@@ -71,14 +71,20 @@ class RedisSpec(_Section):
     """Where the prefix index lives."""
 
     url: str = Field(
-        default="", pattern=r"^$|^(redis|rediss|unix)://.+", description="Empty: an embedded server starts."
+        default="",
+        pattern=r"^$|^(redis|rediss|unix)://.+",
+        description="a redis://, rediss:// or unix:// URL; empty: an embedded server starts",
     )
 
 
 class RaySpec(_Section):
     """Which Ray places the workers."""
 
-    address: str = Field(default="", description="Of an existing cluster; empty: a local Ray starts.")
+    address: str = Field(
+        default="",
+        pattern=r"^(auto|[^:/]+:\d{1,5})?$",
+        description="host:port of an existing cluster's control store, or auto; empty: a local Ray starts.",
+    )
     auth: Literal["token", "disabled"] = Field(
         default="token", description="Authentication of a Ray that is started here."
     )
@@ -124,7 +130,7 @@ class DeploymentSpec(_Section):
     """One deployment: a model, its workers, its router and what they stand on."""
 
     name: str = Field(
-        default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="Lower case, digits, hyphens."
+        default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="lower case, digits, hyphens"
     )
     model: str = Field(
         default="demo", min_length=1, description="'demo', an imported model's name, or a folder."

@@ -70,7 +70,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is given twice", key_node.start_mark
@@ -126,7 +126,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise SpecError([SpecProblem(str(path), "", f"cannot be read: {error}")]) from None
     try:
         # A SafeLoader: it makes plain values only.
-        data = yaml.load(text, _UniqueKeyLoader)  # noqa: S506
+        data = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
