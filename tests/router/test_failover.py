@@ -241,7 +241,7 @@ async def test_cached_tokens_leave_out_what_an_earlier_attempt_computed() -> Non
 faults = st.one_of(
     st.builds(DecodeScript, after=st.integers(0, COUNT), die=st.just(True)),
     st.builds(DecodeScript, after=st.integers(0, COUNT), drop_stream=st.just(True)),
-    st.builds(DecodeScript, after=st.integers(1, COUNT - 1), skip=st.integers(1, 3)),
+    st.builds(DecodeScript, after=st.integers(1, COUNT - 1), omit=st.integers(1, 3)),
     st.builds(DecodeScript, repeat=st.integers(1, 4), step_tokens=st.integers(1, 4)),
     st.sampled_from([KV_LOST, KV_LOST_TICKET_ALIVE, OVERLOADED]).map(lambda error: DecodeScript(error=error)),
     st.just(PrefillScript(die=True)),

@@ -146,7 +146,7 @@ class FakeDecodeWorker(FakeWorker, DecodeServicer):
         script = self.script(submit)
         first = len(work.resumed_token_ids)
         stop_at = first + script.after
-        fails = script.die or script.hang or script.drop_stream or script.error is not None or script.skip
+        fails = script.die or script.hang or script.drop_stream or script.error is not None or script.omit
         if fails and script.after == 0 and await self._fail(session, script, end):
             return
         cached = script.cached_tokens
@@ -169,7 +169,7 @@ class FakeDecodeWorker(FakeWorker, DecodeServicer):
             session.outbox.put_nowait(event)
             index = last
             if fails and index == stop_at:
-                index = max(index, min(index + script.skip, work.sampling.max_tokens - 1))
+                index = max(index, min(index + script.omit, work.sampling.max_tokens - 1))
                 if await self._fail(session, script, end):
                     return
             await asyncio.sleep(script.step_s)

@@ -55,7 +55,7 @@ class DecodeScript:
         hang: the process stops: no message, no heartbeat, on any stream.
         drop_stream: the session breaks, the process lives.
         error: the request ends with this error.
-        skip: this many tokens are left out, but never the last.
+        omit: this many tokens are left out, but never the last.
         repeat: each message repeats so many tokens of the one before.
         step_tokens: tokens of one message.
         step_s: seconds between messages.
@@ -68,7 +68,7 @@ class DecodeScript:
     hang: bool = False
     drop_stream: bool = False
     error: decode_pb2.WorkError | None = None
-    skip: int = 0
+    omit: int = 0
     repeat: int = 0
     step_tokens: int = 1
     step_s: float = 0.0
