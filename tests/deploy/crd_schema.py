@@ -26,7 +26,9 @@ def _translate(node: object) -> object:
         return node
     if node.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
-    translated = {key: _translate(value) for key, value in node.items() if not key.startswith("x-kubernetes-")}
+    translated = {
+        key: _translate(value) for key, value in node.items() if not key.startswith("x-kubernetes-")
+    }
     open_ended = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
     if isinstance(node.get("properties"), dict) and node.get("type") == "object" and not open_ended:
         translated["additionalProperties"] = False

@@ -35,7 +35,9 @@ def _byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={symbols[byte]: byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    )
     return tokenizer
 
 
