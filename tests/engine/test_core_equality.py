@@ -75,10 +75,11 @@ def test_chunked_prefill(chunk: int, budget: int) -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_preempted(cache: bool) -> None:
-    engine = make_engine(num_blocks=24, enable_prefix_cache=cache)
+@pytest.mark.parametrize("num_blocks", [24, 30])
+def test_preempted(num_blocks: int, cache: bool) -> None:
+    engine = make_engine(num_blocks=num_blocks, enable_prefix_cache=cache)
     check(run_together(engine))
-    assert engine.stats().preemptions_total > 2
+    assert engine.stats().preemptions_total > 0
 
 
 def test_prefix_hits() -> None:
