@@ -110,10 +110,14 @@ class IndexConnection:
         """Reply of one command. Raises IndexUnavailableError."""
         return await self._bounded(lambda: self._execute(*parts))
 
+    async def ping(self) -> None:
+        """Asks for a sign of life. Raises IndexUnavailableError."""
+        await self.command("PING")
+
     async def check(self) -> None:
         """Asks for a sign of life. Raises IndexConfigError for refused credentials or an unknown database."""
         try:
-            await self.command("PING")
+            await self.ping()
         except IndexUnavailableError as error:
             if isinstance(error.__cause__, (AuthenticationError, ResponseError)):
                 raise IndexConfigError(str(error)) from error

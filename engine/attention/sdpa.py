@@ -94,9 +94,10 @@ class SdpaAttention:
     def _attend_fresh(
         self, call: _Fresh, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        part = slice(call.start, call.end)
         attended = functional.scaled_dot_product_attention(
-            *(tensor[part].transpose(0, 1)[None] for tensor in (query, key, value)),
+            _heads_first(query[call.start : call.end]),
+            _heads_first(key[call.start : call.end]),
+            _heads_first(value[call.start : call.end]),
             is_causal=True,
             enable_gqa=self._heads != self._kv_heads,
         )
@@ -111,7 +112,7 @@ class SdpaAttention:
             attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=call.mask)
             return attended.reshape(call.sequences, -1)
         attended = functional.scaled_dot_product_attention(
-            rows.transpose(0, 1)[None],
+            _heads_first(rows),
             keys,
             values,
             attn_mask=call.mask,
@@ -203,6 +204,11 @@ class SdpaAttention:
             mask=mask.triu_(keys - queries + 1),
             is_decode=False,
         )
+
+
+def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
+    """[T, heads, head_dim] -> [1, heads, T, head_dim]."""
+    return tokens.transpose(0, 1)[None]
 
 
 def create(config: ModelConfig) -> AttentionBackend:

@@ -115,11 +115,9 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rotated query, rotated key, and value, each [T, its heads, head_dim]."""
         config = self.config
-        if layer.qkv_bias is None:
-            qkv = normed @ layer.qkv
-        else:
-            qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+        bias = layer.qkv_bias
+        qkv = normed @ layer.qkv if bias is None else torch.addmm(bias, normed, layer.qkv)
         heads = qkv.view(normed.shape[0], -1, config.head_dim)
-        rotated = rotate(heads[:, : config.num_heads + config.num_kv_heads], cos, sin)
-        query, key = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
-        return query, key, heads[:, config.num_heads + config.num_kv_heads :]
+        num_rotated = config.num_heads + config.num_kv_heads
+        rotated = rotate(heads[:, :num_rotated], cos, sin)
+        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], heads[:, num_rotated:]

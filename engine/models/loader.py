@@ -87,8 +87,10 @@ class _Reader:
         result = torch.empty(
             (parts[0].shape[1], sum(part.shape[0] for part in parts)), dtype=self._dtype, device=self._device
         )
-        for part, target in zip(parts, result.split([part.shape[0] for part in parts], dim=1), strict=True):
-            target.copy_(part.t())
+        column = 0
+        for part in parts:
+            result[:, column : column + part.shape[0]] = part.t()
+            column += part.shape[0]
         return result
 
     def _require(self, name: str) -> torch.Tensor:

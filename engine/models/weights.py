@@ -52,13 +52,11 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     A copy of the embedding under `lm_head.weight` is let through for tied models; the loader compares it.
     """
     expected = expected_weights(config)
-    where = ", ".join(path.name for path in checkpoint.files[:3]) + (
-        "..." if len(checkpoint.files) > 3 else ""
-    )
-    folder = checkpoint.files[0].parent
+    others = f" and {len(checkpoint.files) - 1} more" if len(checkpoint.files) > 1 else ""
+    where = f"{checkpoint.files[0]}{others}"
     missing = [name for name in expected if name not in checkpoint.tensors]
     if missing:
-        raise CheckpointError(f"{folder}: {where} lacks {_named(missing)}")
+        raise CheckpointError(f"{where}: {_named(missing)} missing")
     allowed = {*expected, LM_HEAD}
     unknown = [name for name in checkpoint.tensors if name not in allowed and not _DERIVED.fullmatch(name)]
     if unknown:
@@ -67,13 +65,12 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     for name, shape in expected.items():
         entry = checkpoint.tensors[name]
         if entry.shape != shape:
-            raise CheckpointError(
-                f"{entry.file}: weight {name!r} has shape {list(entry.shape)} where config.json wants {list(shape)}"
-            )
-        if entry.dtype not in FLOAT_DTYPES:
-            raise CheckpointError(
-                f"{entry.file}: weight {name!r} is stored as {entry.dtype}; supported are {', '.join(FLOAT_DTYPES)}"
-            )
+            problem = f"has shape {list(entry.shape)} where config.json wants {list(shape)}"
+        elif entry.dtype not in FLOAT_DTYPES:
+            problem = f"is stored as {entry.dtype}; supported are {', '.join(FLOAT_DTYPES)}"
+        else:
+            continue
+        raise CheckpointError(f"{entry.file}: weight {name!r} {problem}")
 
 
 def _named(names: list[str]) -> str:

@@ -1,0 +1,1 @@
+"""One behaviour suite for each protocol, run over every file that implements it."""
