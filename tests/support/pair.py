@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,12 @@ async def worker_pair(
         worker_config(model_dir, "prefill-0", **(prefill or {})), pair.prefill_pace.build
     )
     pair.decode = DecodeWorker(worker_config(model_dir, "decode-0", **(decode or {})), pair.decode_pace.build)
-    pair.prefill_link = WorkerLink(await pair.prefill.start())
-    pair.decode_link = WorkerLink(await pair.decode.start())
-    try:
-        async with RouterClient(pair.decode_link.info.endpoint) as pair.router:
-            yield pair
-    finally:
-        await pair.decode.stop()
-        await pair.prefill.stop()
-        await pair.prefill_link.close()
-        await pair.decode_link.close()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pair.prefill.stop)
+        pair.prefill_link = WorkerLink(await pair.prefill.start())
+        stack.push_async_callback(pair.prefill_link.close)
+        stack.push_async_callback(pair.decode.stop)
+        pair.decode_link = WorkerLink(await pair.decode.start())
+        stack.push_async_callback(pair.decode_link.close)
+        pair.router = await stack.enter_async_context(RouterClient(pair.decode_link.info.endpoint))
+        yield pair
