@@ -106,5 +106,6 @@ def _check_values(request: EngineRequest, max_context_tokens: int) -> None:
     if request.sampling.max_tokens <= len(request.resumed_token_ids):
         raise RefusedError(
             Refusal.INVALID,
-            f"max_tokens is {request.sampling.max_tokens}, {len(request.resumed_token_ids)} are there already",
+            f"max_tokens is {request.sampling.max_tokens}, "
+            f"{len(request.resumed_token_ids)} tokens are there already",
         )
