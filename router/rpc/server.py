@@ -77,7 +77,7 @@ class RpcServer:
             raise PortInUseError(host, port, str(error)) from error
 
     async def start(self) -> None:
-        """Begins to serve. Health of the server as a whole is SERVING now, of its service from `set_ready` on."""
+        """Begins to serve. Health: the server as a whole is SERVING now, its service from `set_ready` on."""
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.server.start()
