@@ -1,0 +1,1 @@
+"""Tests of the deployment, the model store and the command line."""
