@@ -81,7 +81,7 @@ def download(hub_id: str, target: Path, progress: Progress, endpoint: str | None
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.TransportError) as error:
         raise ModelStoreError(
-            f"{hub_id} cannot be fetched, for the hub cannot be reached: {error}"
+            f"{hub_id} cannot be fetched, for the hub cannot be reached: {_brief(error)}"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         raise ModelStoreError(f"{hub_id} cannot be fetched from the hub: {_brief(error)}") from error
