@@ -22,8 +22,8 @@ from kvrelay.v1 import inference_pb2
 class AsyncStream(AsyncIterator[Chunk]):
     """An answer that arrives piece by piece: `async for` over it, then `await result()`.
 
-    The request is sent at once. Leaving an `async with` block, `aclose()`, `cancel()`, dropping it and the
-    cancellation of the task that reads end it on the server too; after that the iteration raises RequestCancelledError.
+    The request is sent at once. Leaving an `async with` block, `aclose()`, `cancel()`, dropping the stream
+    and cancelling the task that reads end it on the server too; what reads on gets RequestCancelledError.
     """
 
     def __init__(self, start: Callable[[Attempts], Any], attempts: Attempts) -> None:

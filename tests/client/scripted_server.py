@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -19,7 +20,7 @@ Response = inference_pb2.GenerateResponse
 Script = Callable[[Request, grpc.ServicerContext], Iterable[Response]]
 
 
-def piece(text: str, choice: int = 0, **values: object) -> Response:
+def piece(text: str, choice: int = 0, **values: Any) -> Response:
     """A message in the middle of a choice: one token for each character."""
     return Response(choice=choice, text=text, token_ids=[ord(letter) for letter in text], **values)
 
@@ -101,7 +102,9 @@ class Server(InferenceServicer):
 def serving(server: Server, port: int = 0) -> Iterator[Server]:
     """Serves on a port of the loopback interface."""
     grpc_server = grpc.server(ThreadPoolExecutor(8))
-    add_InferenceServicer_to_server(server, grpc_server)
+    # The generated function has no types.
+    add: Callable[[InferenceServicer, grpc.Server], None] = add_InferenceServicer_to_server
+    add(server, grpc_server)
     server.port = grpc_server.add_insecure_port(f"127.0.0.1:{port}")
     grpc_server.start()
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ def test_interleaved_choices_are_put_together() -> None:
 
 def test_every_field_of_the_timeline_is_taken_over() -> None:
     message = common_pb2.Timeline()
-    for number, descriptor in enumerate(message.DESCRIPTOR.fields, 1):
+    fields: Any = message.DESCRIPTOR.fields
+    for number, descriptor in enumerate(fields, 1):
         if descriptor.name == "spans":
             message.spans.add(
                 name="transfer", start_unix_ns=1, end_unix_ns=2, num_tokens=3, num_bytes=4, pid=5
@@ -48,9 +50,7 @@ def test_every_field_of_the_timeline_is_taken_over() -> None:
     assembly.add(final)
     timeline = assembly.finish().timeline
     assert timeline is not None
-    assert [field.name for field in dataclasses.fields(Timeline)] == [
-        field.name for field in message.DESCRIPTOR.fields
-    ]
+    assert [field.name for field in dataclasses.fields(Timeline)] == [field.name for field in fields]
     for field in dataclasses.fields(Timeline):
         if field.name != "spans":
             assert (

@@ -79,7 +79,10 @@ def test_one_stop_string_is_not_taken_apart() -> None:
 
 
 def test_messages_as_objects_and_as_mappings() -> None:
-    messages = [Message("system", "be brief"), {"role": "user", "content": "hi"}]
+    messages: list[Message | dict[str, str]] = [
+        Message("system", "be brief"),
+        {"role": "user", "content": "hi"},
+    ]
     expected = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert as_dict(generate_request(None, messages, None, {}))["chat"]["messages"] == expected
     assert as_dict(tokenize_request(None, messages, "demo")) == {
