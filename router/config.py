@@ -37,6 +37,9 @@ class RouterConfig(BaseModel):
     worker_wait_s: float = Field(
         default=20.0, ge=0, description="How long a request that lost its worker waits for another to live."
     )
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="After SIGTERM: how long running requests may go on."
+    )
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
     log_level: str = "info"
     log_format: str = "json"
