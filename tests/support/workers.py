@@ -150,11 +150,14 @@ class WorkerProcess:
         self.link = WorkerLink(info)
 
     @classmethod
-    async def spawn(cls, role: str, config: WorkerConfig, delay_s: float = 0.0) -> WorkerProcess:
+    async def spawn(
+        cls, role: str, config: WorkerConfig, delay_s: float = 0.0, ucx_tls: str = "tcp,cma"
+    ) -> WorkerProcess:
         """Starts it and waits until it serves. `delay_s` slows each engine step down."""
         values = dataclasses.asdict(config)
         values["engine"]["model_dir"] = str(config.engine.model_dir)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+        environment["UCX_TLS"] = ucx_tls
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.support.worker_process", role, json.dumps(values), str(delay_s)),
             cwd=ROOT,
