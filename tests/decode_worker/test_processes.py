@@ -55,9 +55,7 @@ async def _start(link: WorkerLink, request: object) -> prefill_pb2.KvTicket:
 
 async def test_kv_travels_between_processes_while_it_is_computed(model_dir: Path, lab: Lab) -> None:
     request = work_request("r", prompt(500), trace=True)
-    prefill, decode = await lab.spawn(
-        ("prefill", "p", {"delay_s": 0.05}), ("decode", "d", {})
-    )
+    prefill, decode = await lab.spawn(("prefill", "p", {"delay_s": 0.05}), ("decode", "d", {}))
     router = await lab.router(decode)
     reply = router.submit(request, await _start(prefill.link, request))
     end = await router.end_of(reply)
@@ -80,8 +78,7 @@ async def test_prefill_worker_killed_in_the_middle(model_dir: Path, lab: Lab) ->
     )
     router = await lab.router(decode)
     reply = router.submit(request, await _start(killed.link, request))
-    while not (await decode.link.report()).stats.blocks_pinned:
-        await asyncio.sleep(0.02)
+    await decode.link.until(lambda stats: stats.blocks_pinned)
     await killed.kill()
     end = await router.end_of(reply)
     assert end.error.kind == WorkError.KIND_KV_LOST
@@ -108,8 +105,7 @@ async def test_prefill_worker_stopped_in_the_middle(model_dir: Path, lab: Lab) -
     bystander = work_request("bystander", prompt(30, seed=9), max_tokens=200)
     going_on = router.submit(bystander)
     reply = router.submit(request, await _start(stopped.link, request))
-    while not (await decode.link.report()).stats.blocks_pinned > 3:
-        await asyncio.sleep(0.02)
+    await decode.link.until(lambda stats: stats.blocks_pinned > 3)
     stopped.signal(signal.SIGSTOP)
     end = await router.end_of(reply)
     assert end.error.kind == WorkError.KIND_KV_LOST
@@ -136,12 +132,10 @@ async def test_reads_from_a_stopped_process_stay_in_quarantine_until_it_dies(
     )
     router = await lab.router(decode)
     reply = router.submit(request, await _start(stopped.link, request))
-    while not (await decode.link.report()).stats.blocks_pinned:
-        await asyncio.sleep(0.02)
+    await decode.link.until(lambda stats: stats.blocks_pinned)
     # While D stands still P becomes ready with the rest; then P stands still, and D reads from it.
     decode.signal(signal.SIGSTOP)
-    while not (await stopped.link.report()).stats.prompt_tokens_total:
-        await asyncio.sleep(0.02)
+    await stopped.link.until(lambda stats: stats.prompt_tokens_total)
     stopped.signal(signal.SIGSTOP)
     decode.signal(signal.SIGCONT)
     end = await router.end_of(reply)
@@ -161,8 +155,7 @@ async def test_decode_worker_killed_and_another_takes_the_ticket(model_dir: Path
     first_router, second_router = await lab.router(killed), await lab.router(other)
     ticket = await _start(prefill.link, request)
     first_router.submit(request, ticket)
-    while not (await killed.link.report()).stats.blocks_pinned:
-        await asyncio.sleep(0.02)
+    await killed.link.until(lambda stats: stats.blocks_pinned)
     await killed.kill()
     again = work_request("r", prompt(400), attempt=2)
     assert await second_router.tokens_of(again, ticket) == aggregated_tokens(model_dir, request)
@@ -180,8 +173,7 @@ async def test_decode_worker_stopped_throws_its_bytes_away(model_dir: Path, lab:
     )
     router = await lab.router(stopped)
     reply = router.submit(request, await _start(prefill.link, request))
-    while not (await stopped.link.report()).stats.blocks_pinned:
-        await asyncio.sleep(0.02)
+    await stopped.link.until(lambda stats: stats.blocks_pinned)
     stopped.signal(signal.SIGSTOP)
     await prefill.link.quiet()
     stopped.signal(signal.SIGCONT)
