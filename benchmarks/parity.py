@@ -9,7 +9,6 @@ hits were hits, preemptions happened, NIXL moved the bytes between two processes
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # run as a script from anywhere
 
 from benchmarks.bars import Bars
 from benchmarks.clusters import run_disaggregated

@@ -34,6 +34,12 @@ class RouterConfig(BaseModel):
     max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest HTTP body.")
     max_attempts: int = Field(default=4, ge=1, description="Dispatches of one request before it fails.")
     heartbeat_timeout_s: float = Field(default=3.0, gt=0, description="Silence after which a worker is lost.")
+    worker_wait_s: float = Field(
+        default=20.0, ge=0, description="How long a request that lost its worker waits for another to live."
+    )
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="After SIGTERM: how long running requests may go on."
+    )
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
     log_level: str = "info"
     log_format: str = "json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 
@@ -32,11 +33,20 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What is to be placed. `num_tokens` is the whole context; `fixed_decode` survives a failover."""
+    """What is to be placed.
+
+    Attributes:
+        num_tokens: the whole context.
+        block_size: tokens in a KV block.
+        fixed_decode: the decode worker that survived a failover; ignored where it is not among the workers.
+        tie_break: a hash of the request, by which equal workers are told apart: spreads idle load without
+            randomness or state.
+    """
 
     num_tokens: int
     block_size: int
     fixed_decode: str | None = None
+    tie_break: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,19 @@ class Placement:
     decode: str
     prefill: str | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What a policy is told when it is made.
+
+    Attributes:
+        local_prefill_tokens: up to so many uncached tokens may be prefilled by the decode worker.
+        force_remote_prefill: never prefill on a decode worker.
+    """
+
+    local_prefill_tokens: int
+    force_remote_prefill: bool
 
 
 class NoWorkerError(Exception):
@@ -60,5 +83,29 @@ class RoutingPolicy(Protocol):
     def choose(
         self, request: RoutingRequest, workers: Sequence[WorkerView], matches: Mapping[str, int]
     ) -> Placement:
-        """Places the request. `matches` maps worker ids to leading tokens held. Raises NoWorkerError."""
+        """Places the request.
+
+        Args:
+            request: what is to be placed.
+            workers: the live ones, in any order.
+            matches: worker id -> leading tokens of the context that it holds; absent is 0.
+
+        Raises:
+            NoWorkerError: a role that is needed is missing.
+        """
         ...
+
+
+def tie_rank(tie_break: int, worker_id: str) -> int:
+    """Rank of a worker among equals, for one request (rendezvous hashing, Thaler and Ravishankar 1998)."""
+    data = tie_break.to_bytes(8, "little") + worker_id.encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def decode_candidates(request: RoutingRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Workers that may decode: the fixed one alone if it is there. Raises NoWorkerError where none may."""
+    decoders = [worker for worker in workers if worker.can_decode]
+    if not decoders:
+        raise NoWorkerError("no decode worker lives")
+    fixed = [worker for worker in decoders if worker.worker_id == request.fixed_decode]
+    return fixed or decoders

@@ -1,1 +1,1 @@
-"""One behaviour suite for each protocol, run over every file that implements it."""
+"""One suite for each seam, run over every file that implements it."""

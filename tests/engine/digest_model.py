@@ -100,7 +100,8 @@ class DigestModel:
             start, end = batch.query_starts[i], batch.query_starts[i + 1]
             table = batch.block_tables[i].tolist()
             used = -(-context_len // block_size)
-            assert all(table[:used]) and not any(table[used:]), "the table is padded with scratch"
+            assert all(table[:used]), "a context lies in no scratch block"
+            assert not any(table[used:]), "the table is padded with scratch"
             assert positions[start:end] == list(range(context_len - (end - start), context_len))
             digest = 0
             for row in range(start, end):
@@ -119,9 +120,9 @@ class DigestModel:
                 rows[end - 1] = logits_of(digest, total)
                 if self.nan is not None and self.nan in tokens[start:end]:
                     rows[end - 1][3] = torch.nan
-                    # As a real model would: what it wrote is no number either.
-                    kv[table[used - 1]] = torch.nan
-                    kv[0] = torch.nan
+                    # As with a real model: what it wrote is no number either.
+                    for slot in slots[start:end]:
+                        kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
         if not wanted:
             return torch.empty(0, VOCAB)
         return torch.stack([rows[row] for row in wanted])
@@ -135,7 +136,12 @@ class DigestModel:
 
 
 def params(
-    max_tokens: int = 8, *, temperature: float = 0.0, seed: int = 0, min_tokens: int = 0, ignore_eos: bool = True
+    max_tokens: int = 8,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    min_tokens: int = 0,
+    ignore_eos: bool = True,
 ) -> SamplingParams:
     """Greedy without EOS unless told otherwise."""
     return SamplingParams(
@@ -221,7 +227,8 @@ def holds(pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[int]
     """Whether blocks hold the KV of `token_ids`."""
     found = pool[list(block_ids), 0, :, 0, :, 0]  # [blocks, 2, block_size]
     pairs = found.transpose(1, 2).reshape(-1, 2)[: len(token_ids)]
-    return torch.equal(pairs, torch.tensor(kv_of(token_ids), dtype=pairs.dtype))
+    expected = torch.tensor(kv_of(token_ids), dtype=pairs.dtype).reshape(-1, 2)
+    return torch.equal(pairs, expected)
 
 
 class Answers:

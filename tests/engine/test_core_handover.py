@@ -33,7 +33,11 @@ def test_a_held_prefill_announces_whole_blocks_then_its_token() -> None:
     assert holds(pool, blocks, PROMPT)
     assert [len(output.tokens) for output in outputs] == [0, 0, 0, 1]
     token = outputs[3].tokens[0]
-    assert (token.index, token.token_id, token.finish_reason) == (0, reference(request("a", PROMPT))[0][0], None)
+    assert (token.index, token.token_id, token.finish_reason) == (
+        0,
+        reference(request("a", PROMPT))[0][0],
+        None,
+    )
     done = outputs[3].prefills_done[0]
     assert (done.request_id, done.cached_tokens) == ("a", 0)
     assert not engine.has_work()
@@ -275,7 +279,7 @@ def test_unsettled_blocks_are_not_reused() -> None:
     outputs = [engine.step() for _ in range(4)]
     for block in unsettled:
         pool[block] = -1.0
-    answers, rest = run_all(engine)
+    _, rest = run_all(engine)
     tokens = [token.token_id for output in outputs + rest for token in output.tokens]
     assert tuple(tokens) == reference(wanted)[0]
     engine.settle(sorted(unsettled))

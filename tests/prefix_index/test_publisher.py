@@ -92,21 +92,21 @@ async def test_a_successor_takes_over_and_fences_its_predecessor(
     index: RedisPrefixIndex, url: str, namespace: str
 ) -> None:
     chain = names(10)
-    # 2**53 apart by one: numbers that a double cannot tell apart.
-    old = Worker(url, namespace, "worker", incarnation=2**60)
+    old = Worker(url, namespace, "worker", incarnation=1)
     old.store(chain)
     await old.start()
     assert await leading(index, chain) == 10
-    new = Worker(url, namespace, "worker", incarnation=2**60 + 1)
+    new = Worker(url, namespace, "worker", incarnation=2)
     await new.start()
     assert await leading(index, chain) == 0
     old.store(names(5, "late"))
-    await until(lambda: not old.publisher.registered)
+    await until(lambda: old.snapshots == 2)  # it notices, and tries to register anew
     new.store(chain[:4])
     await becomes(index, chain, 4)
     assert await leading(index, names(5, "late")) == 0
     await old.close()
     assert await leading(index, chain) == 4
+    assert (old.snapshots, new.snapshots) == (2, 1)  # the successor never lost its place
     await new.close()
 
 

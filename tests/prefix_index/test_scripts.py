@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from redis.asyncio import Redis
 from cluster import embedded_redis
 from prefix_index.connection import IndexConnection
 from prefix_index.index import RedisPrefixIndex
-from prefix_index.scripts import LEAVE, PUBLISH, REGISTER, SWEEP
+from prefix_index.scripts import LEAVE, MATCH, PUBLISH, REGISTER, SWEEP
 from tests.prefix_index.support import keys_left, names
 
 LEASE_MS = 600_000
@@ -105,13 +106,42 @@ async def test_commands_of_a_former_epoch_change_nothing(connection: IndexConnec
         assert not await client.exists(connection.keys.blocks)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+async def test_many_workers_drop_out_one_after_the_other(connection: IndexConnection, order: int) -> None:
+    # 17 workers: bitmaps of three bytes.
+    chain = names(100)
+    holdings = {f"worker-{number}": 3 * number for number in range(17)[::order]}
+    for worker_id, held in holdings.items():
+        await _register(connection, worker_id, "a")
+        await _publish(connection, worker_id, "a", chain[:held])
+    reply = await connection.run(MATCH, b"".join(chain))
+    assert dict(zip((worker_id.decode() for worker_id in reply[1::4]), reply[2::4], strict=True)) == holdings
+
+
+@pytest.mark.parametrize("incarnation", [2**60, 2**60 - 1, 5])
+async def test_an_older_incarnation_does_not_take_over(connection: IndexConnection, incarnation: int) -> None:
+    # One apart: numbers that a double cannot tell apart.
+    await _register(connection, "worker", "a", 2**60 + 1)
+    assert await _register(connection, "worker", "b", incarnation) == b"fenced"
+    assert await _publish(connection, "worker", "a", []) == b"ok"
+
+
+async def test_an_ended_lease_is_not_revived(connection: IndexConnection) -> None:
+    await _register(connection, "worker", "a")
+    assert await _publish(connection, "worker", "a", names(3), lease_ms=1) == b"ok"
+    await asyncio.sleep(0.01)
+    # Nobody has noticed: the registration still stands there.
+    assert await _publish(connection, "worker", "a", []) == b"lost"
+    assert (await connection.run(MATCH, b"".join(names(3))))[1:] == []
+
+
 class IndexMachine(RuleBasedStateMachine):
     """Workers register, publish, evict, leave, expire, sweep in any order; lookups equal a plain model."""
 
     CHAINS = (names(6, "a"), names(6, "b"))
     # The sequence of names is a parent for both: chains that share a beginning, as prompts do.
     BLOCKS = (*names(3, "shared"), *CHAINS[0], *CHAINS[1])
-    WORKERS = tuple(f"worker-{number}" for number in range(10))
+    WORKERS = tuple(f"worker-{number}" for number in range(4))
 
     worker_ids = st.sampled_from(WORKERS)
     blocks = st.lists(st.sampled_from(BLOCKS), max_size=8, unique=True)

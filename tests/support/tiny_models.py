@@ -1,59 +1,21 @@
-"""Tiny random models in the Hugging Face folder form, made by transformers itself.
-
-The tokenizer is byte-level with no merges: token id = byte for ids below 256, then the special tokens.
-"""
+"""Tiny random models in the Hugging Face folder form, made by transformers itself."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-IM_END = 257
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, IM_END, SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
-
-def _byte_tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # GPT-2's byte alphabet: printable bytes stand for themselves, the others for code points from 256.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    symbols = {byte: chr(byte) for byte in printable}
-    extra = 0
-    for byte in range(256):
-        if byte not in symbols:
-            symbols[byte] = chr(256 + extra)
-            extra += 1
-    assert sorted(symbols.values()) == alphabet
-    tokenizer = Tokenizer(models.BPE(vocab={symbols[byte]: byte for byte in range(256)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
-    )
-    return tokenizer
+__all__ = ["CHAT_TEMPLATE", "IM_END", "SPECIAL_TOKENS", "VOCAB_SIZE", "tiny_llama", "tiny_qwen2"]
 
 
 def _save(model: PreTrainedModel, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    _byte_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL_TOKENS[0],
-        "eos_token": SPECIAL_TOKENS[1],
-        "pad_token": SPECIAL_TOKENS[2],
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
     return folder
 
 

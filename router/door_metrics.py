@@ -1,0 +1,40 @@
+"""What the front doors tell Prometheus: calls by their outcome and duration. The core counts the rest."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class DoorMetrics:
+    """Calls of both doors. `call` is a known path or RPC name, never what a client made up."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._calls = Counter(
+            "kvrelay_router_calls",
+            "Calls that ended, by door, call and status (HTTP status or gRPC code).",
+            ("door", "call", "status"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "kvrelay_router_call_seconds",
+            "From a call's arrival to its last byte.",
+            ("door", "call"),
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self._open = Gauge(
+            "kvrelay_router_open_calls", "Calls that have not ended.", ("door",), registry=registry
+        )
+
+    def began(self, door: str) -> None:
+        """A call came in."""
+        self._open.labels(door).inc()
+
+    def ended(self, door: str, call: str, status: str, seconds: float) -> None:
+        """A call ended, in whatever way."""
+        self._open.labels(door).dec()
+        self._calls.labels(door, call, status).inc()
+        self._seconds.labels(door, call).observe(seconds)

@@ -1,0 +1,190 @@
+"""The seam between the front doors and the dispatcher: tokens in, an async iterator of tokens out.
+
+Hub file. Only frozen dataclasses, the error and protocols without behaviour belong here; no network.
+
+How a door uses it:
+
+    async with dispatcher.admit(deadline=deadline, arrived_at=arrived_at) as admission:
+        generation = dispatcher.generate(request, admission)      # one for each choice
+        try:
+            async for event in generation:
+                match event:
+                    case TokenDelta(): ...                        # `await generation.finish()` to stop early
+                    case GenerationEnd(): ...                     # always the last event
+        finally:
+            await generation.aclose()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from kvrelay.v1.common_pb2 import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """How tokens are chosen, with every default applied: the same fields as `kvrelay.v1.SamplingParams`.
+
+    Attributes:
+        temperature: 0 is greedy; range [0, 2].
+        top_p: nucleus mass in (0, 1]; 1 is off.
+        top_k: 0 is off.
+        seed: key of the counter-based draws, unsigned 64 bits; drawn by the door where the client gave none.
+        choice: which of the client request's `n` choices this is, from 0.
+        max_tokens: most tokens to generate, at least 1; prompt and answer together fit the context.
+        min_tokens: EOS and stop tokens cannot end the answer before so many tokens.
+        stop_token_ids: ids that end the answer, beside the model's EOS ids.
+        ignore_eos: EOS does not end the answer.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    choice: int
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One choice of one client request: tokens only, fully resolved.
+
+    Attributes:
+        request_id: unique for each choice of each request.
+        prompt_token_ids: at least one; each in [0, vocabulary size).
+        sampling: how tokens are chosen.
+        cache_salt: separates the prefix cache of tenants.
+        deadline: seconds since 1970 (`time.time()`); None for none.
+        trace: adds spans to the timeline.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: ResolvedSampling
+    cache_salt: str = ""
+    deadline: float | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of the answer. `index` is the position of the first, from 0; never a gap or a repeat."""
+
+    token_ids: tuple[int, ...]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEnd:
+    """The last event of a generation.
+
+    Attributes:
+        finish_reason: "stop" (EOS, a stop token id, or `Generation.finish`) or "length".
+        cached_tokens: prompt tokens that nobody computed for this request.
+        completion_tokens: tokens of the answer, each counted once whatever failed on the way.
+        timeline: where the time went; the caller may keep it.
+    """
+
+    finish_reason: Literal["stop", "length"]
+    cached_tokens: int
+    completion_tokens: int
+    timeline: Timeline
+
+
+class ErrorKind(StrEnum):
+    """Why a generation failed, as a front door must tell its client."""
+
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+    DEADLINE = "deadline"
+    INVALID = "invalid"
+    INTERNAL = "internal"
+    CANCELLED = "cancelled"
+
+
+class GenerationError(Exception):
+    """A request failed for good; `message` is fit for the client.
+
+    Attributes:
+        kind: what sort of failure.
+        message: what happened, for the client.
+        retry_after_s: when to try again, seconds; set with OVERLOADED and UNAVAILABLE.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A place among the running requests, held while its context manager is open.
+
+    Attributes:
+        arrived_at: when the client's request reached the router, `time.monotonic()` seconds.
+        queue_s: seconds spent in the admission queue.
+    """
+
+    arrived_at: float
+    queue_s: float
+
+
+class Generation(Protocol):
+    """The answer to one GenerationRequest, for one consumer.
+
+    Iterating yields `TokenDelta`s and then one `GenerationEnd`; it raises GenerationError where the request
+    failed for good. Cancelling the task that iterates, `finish` and `aclose` each end the request everywhere.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta | GenerationEnd]: ...
+
+    async def __anext__(self) -> TokenDelta | GenerationEnd: ...
+
+    async def finish(self) -> GenerationEnd:
+        """Ends the answer early because the caller's own rule says so (a stop string).
+
+        Cancels the request on its workers, waits a moment for the worker's timeline and returns an end with
+        finish_reason "stop" that counts the tokens yielded so far.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the request everywhere if it has not ended. Safe to call at any time, more than once."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """What the front doors ask of the router's core. Implemented by `router.dispatch.ClusterDispatcher`."""
+
+    def admit(
+        self, deadline: float | None = None, arrived_at: float | None = None
+    ) -> AbstractAsyncContextManager[Admission]:
+        """Waits for a place, first come first served; one admission covers all choices of a client request.
+
+        Args:
+            deadline: seconds since 1970; None for none.
+            arrived_at: `time.monotonic()` when the client's request came in; None for now.
+
+        Raises (on entering): GenerationError OVERLOADED with `retry_after_s` where the queue is full,
+        DEADLINE where the deadline passes first. Cancelling while queued gives the place up.
+        """
+        ...
+
+    def generate(self, request: GenerationRequest, admission: Admission) -> Generation:
+        """Starts nothing until iterated. Must be iterated and closed inside the admission's context."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request could be served now: the workers that it takes are alive."""
+        ...

@@ -1,0 +1,1 @@
+"""The gRPC door. It only translates; `router.serving` does the work."""

@@ -1,0 +1,118 @@
+"""Servicer of `kvrelay.v1.Inference`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from kvrelay.v1 import inference_pb2
+from kvrelay.v1.inference_pb2_grpc import InferenceServicer
+from router.door_metrics import DoorMetrics
+from router.errors import InvalidRequestError
+from router.generation import GenerationError
+from router.rpc.status import RpcStatus, rpc_status
+from router.rpc.translate import client_request, end_response, prompt_of
+from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
+from telemetry.logs import bind_request, fields
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Call:
+    """What is known of a running call; `status` is what it ended with."""
+
+    def __init__(self) -> None:
+        self.arrived_at = time.monotonic()
+        self.status = "OK"
+
+
+class InferenceDoor(InferenceServicer):
+    """Translates calls. A call that the client cancels, or whose deadline passes, ends everywhere."""
+
+    def __init__(self, serving: Serving, metrics: DoorMetrics) -> None:
+        self._serving = serving
+        self._metrics = metrics
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # noqa: N802
+        """Writes one message for each piece of text. Statuses: see inference.proto."""
+        async with self._call("Generate", context) as call:
+            asked = client_request(request, context.time_remaining(), call.arrived_at)
+            with bind_request(asked.request_id):
+                prepared = await self._serving.prepare(asked)
+                ends: list[ChoiceEnd] = []
+                async with aclosing(self._serving.run(prepared)) as events:
+                    async for event in events:
+                        if isinstance(event, ChoiceDelta):
+                            response = inference_pb2.GenerateResponse(
+                                choice=event.choice,
+                                text=event.text,
+                                token_ids=event.token_ids,
+                                request_id=asked.request_id,
+                            )
+                        else:
+                            ends.append(event)
+                            last = len(ends) == len(prepared.generations)
+                            usage = usage_of(prepared, ends) if last else None
+                            response = end_response(asked.request_id, event, usage)
+                        await context.write(response)
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids, of whatever number."""
+        async with self._call("Tokenize", context):
+            if request.model:
+                self._serving.preparer.check_model(request.model)
+            token_ids = await self._serving.preparer.tokenize(prompt_of(request))
+            return inference_pb2.TokenizeResponse(
+                token_ids=token_ids, max_model_len=self._serving.model.max_model_len
+            )
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The one model that is served."""
+        async with self._call("ListModels", context):
+            model = self._serving.model
+            return inference_pb2.ListModelsResponse(
+                models=[
+                    inference_pb2.Model(
+                        id=model.name, max_model_len=model.max_model_len, created_unix_s=model.created
+                    )
+                ]
+            )
+
+    @asynccontextmanager
+    async def _call(self, name: str, context: Context) -> AsyncIterator[_Call]:
+        """Counts and logs the call, and turns errors into its status."""
+        call = _Call()
+        self._metrics.began("grpc")
+        try:
+            yield call
+        except (InvalidRequestError, GenerationError) as error:
+            await self._abort(call, context, rpc_status(error))
+        except asyncio.CancelledError:
+            call.status = "CANCELLED"
+            raise
+        # The last net: whatever nobody foresaw becomes INTERNAL, and the log gets the trace.
+        except Exception:
+            logger.exception("call failed", extra=fields(call=name))
+            status = RpcStatus(grpc.StatusCode.INTERNAL, "The server failed to handle this request.")
+            await self._abort(call, context, status)
+        finally:
+            seconds = time.monotonic() - call.arrived_at
+            self._metrics.ended("grpc", name, call.status, seconds)
+            logger.info("call", extra=fields(call=name, status=call.status, seconds=round(seconds, 6)))
+
+    @staticmethod
+    async def _abort(call: _Call, context: Context, status: RpcStatus) -> None:
+        call.status = status.code.name
+        await context.abort(status.code, status.details, status.metadata)

@@ -1,0 +1,204 @@
+"""The request path that both doors share: prepare, admit, generate every choice, turn tokens into text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from kvrelay.v1.common_pb2 import Timeline
+from router.answer_text import AnswerText
+from router.generation import (
+    Admission,
+    Dispatcher,
+    ErrorKind,
+    GenerationEnd,
+    GenerationError,
+    GenerationRequest,
+    TokenDelta,
+)
+from router.prepare import ClientRequest, PreparedRequest, Preparer, ServedModel
+
+# Events of all choices that wait for a slow client before the choices' own queues take over.
+_MERGE_QUEUE = 64
+DRAINING_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """New tokens of one choice; their text may still be held back. `choice` is p * n + c."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The last event of one choice."""
+
+    choice: int
+    finish_reason: Literal["stop", "length"]
+    completion_tokens: int
+    cached_tokens: int
+    timeline: Timeline
+
+
+ChoiceEvent = ChoiceDelta | ChoiceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCount:
+    """Token counts of one client request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+def usage_of(prepared: PreparedRequest, ends: Sequence[ChoiceEnd]) -> UsageCount:
+    """Adds all choices up. A prompt counts once, whatever n; cached is what none of its choices computed."""
+    cached: dict[int, int] = {}
+    for end in ends:
+        prompt = end.choice // prepared.num_choices
+        cached[prompt] = min(cached.get(prompt, end.cached_tokens), end.cached_tokens)
+    return UsageCount(
+        prompt_tokens=prepared.prompt_tokens,
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=sum(cached.values()),
+    )
+
+
+class Serving:
+    """Serves client requests for one model.
+
+    Args:
+        model: what is served.
+        dispatcher: the router's core.
+
+    Attributes:
+        active: client requests that are being prepared or run.
+        draining: new requests are refused; set once, by the process's shutdown.
+    """
+
+    def __init__(self, model: ServedModel, dispatcher: Dispatcher) -> None:
+        self.model = model
+        self._preparer = Preparer(model)
+        self._dispatcher = dispatcher
+        self.active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request could be served now."""
+        return not self.draining and self._dispatcher.ready
+
+    @property
+    def preparer(self) -> Preparer:
+        """Validates and tokenizes."""
+        return self._preparer
+
+    async def prepare(self, request: ClientRequest) -> PreparedRequest:
+        """Raises InvalidRequestError, and GenerationError UNAVAILABLE while draining."""
+        if self.draining:
+            raise GenerationError(
+                ErrorKind.UNAVAILABLE, "This router is shutting down; try another.", DRAINING_RETRY_S
+            )
+        with self._activity():
+            return await self._preparer.prepare(request)
+
+    async def run(self, prepared: PreparedRequest) -> AsyncGenerator[ChoiceEvent, None]:
+        """Yields the events of all choices as they come; each choice ends with its ChoiceEnd.
+
+        Closing the generator, or cancelling the task that iterates it, ends every choice everywhere.
+        Raises GenerationError; the other choices are cancelled then.
+        """
+        with self._activity():
+            async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at) as admission:
+                choices = [
+                    self._choice(prepared, index, request, admission)
+                    for index, request in enumerate(prepared.generations)
+                ]
+                events = choices[0] if len(choices) == 1 else _merge(choices)
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is active."""
+        await self._idle.wait()
+
+    @contextmanager
+    def _activity(self) -> Iterator[None]:
+        self.active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+
+    async def _choice(
+        self, prepared: PreparedRequest, index: int, request: GenerationRequest, admission: Admission
+    ) -> AsyncGenerator[ChoiceEvent, None]:
+        answer = AnswerText(self.model.tokenizer, request.sampling, prepared.stops)
+        generation = self._dispatcher.generate(request, admission)
+        try:
+            async for event in generation:
+                if isinstance(event, TokenDelta):
+                    piece = answer.add(event.token_ids)
+                    yield ChoiceDelta(index, piece.text, event.token_ids[: piece.num_tokens])
+                    if piece.stopped:
+                        yield _end(index, answer, await generation.finish())
+                        return
+                else:
+                    rest = answer.finish()
+                    if rest:
+                        yield ChoiceDelta(index, rest, ())
+                    yield _end(index, answer, event)
+        finally:
+            await generation.aclose()
+
+
+def _end(index: int, answer: AnswerText, end: GenerationEnd) -> ChoiceEnd:
+    """Tokens that came behind a stop string are not the client's: the answer's own count holds."""
+    return ChoiceEnd(index, end.finish_reason, answer.num_tokens, end.cached_tokens, end.timeline)
+
+
+async def _merge(
+    choices: Sequence[AsyncGenerator[ChoiceEvent, None]],
+) -> AsyncGenerator[ChoiceEvent, None]:
+    """Runs all choices at once and yields their events in order of arrival. The first error ends all."""
+    queue: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue(_MERGE_QUEUE)
+
+    async def pump(choice: AsyncGenerator[ChoiceEvent, None]) -> None:
+        try:
+            async with aclosing(choice):
+                async for event in choice:
+                    await queue.put(event)
+        # Whatever it is, it is raised again by the reader, in the request's own task.
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    try:
+        remaining = len(tasks)
+        while remaining:
+            event = await queue.get()
+            if event is None:
+                remaining -= 1
+            elif isinstance(event, Exception):
+                raise event
+            else:
+                yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat template, incremental detokenizer, stop strings. No torch."""

@@ -1,0 +1,145 @@
+"""Chats to prompts, through the model's own Jinja template.
+
+The environment is the one that Hugging Face transformers documents for chat templates ("Writing a chat
+template"): immutable sandbox, `trim_blocks`, `lstrip_blocks`, loop controls, `generation` blocks,
+`raise_exception`, `strftime_now` and a `tojson` that does not escape HTML. Tests compare with transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.text.errors import ChatTemplateError, ModelFilesError
+from router.text.tokenizer import read_json_object
+
+_SPECIAL_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks text to train on; here it stands for its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
+    """`chat_template.jinja` first, then tokenizer_config.json: one string, or a list of named templates."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFilesError(f"{path} cannot be read: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """Special tokens by name: plain strings, or AddedToken objects with `content`."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+class ChatTemplate:
+    """One model's template. Immutable and shared by all requests.
+
+    Args:
+        source: the Jinja text; None for a model without a template.
+        special_tokens: values of `bos_token`, `eos_token` and so on inside the template.
+        origin: the folder, for messages.
+
+    Raises ModelFilesError for a template that does not compile.
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], origin: str) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._template: jinja2.Template | None = None
+        if source is not None:
+            try:
+                self._template = _environment().from_string(source)
+            except jinja2.TemplateError as error:
+                raise ModelFilesError(f"{origin}: the chat template does not compile: {error}") from error
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate:
+        """Reads a model folder; one without a template makes a ChatTemplate that refuses every chat.
+
+        Raises ModelFilesError.
+        """
+        path = folder / "tokenizer_config.json"
+        config = read_json_object(path) if path.exists() else {}
+        return cls(_template_source(folder, config), _special_tokens(config), str(folder))
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Prompt of a chat, ending where the assistant's answer begins.
+
+        Raises ChatTemplateError where there is no template or the template refuses the messages.
+        """
+        if self._template is None:
+            raise ChatTemplateError("this model has no chat template; use completions with a plain prompt")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        # A template is the model author's program: it may fail in any way on messages it does not expect.
+        except Exception as error:
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error

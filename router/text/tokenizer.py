@@ -1,0 +1,101 @@
+"""Text to token ids, as the model's Hugging Face folder says.
+
+Reads `tokenizer.json` (the `tokenizers` library), `config.json` (vocabulary size, EOS ids) and
+`generation_config.json` (EOS ids, which take precedence, as in Hugging Face transformers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import tokenizers
+
+from router.text.errors import ModelFilesError
+from router.text.token_bytes import TokenBytes
+
+# Longer texts are tokenized in a thread (the library releases the GIL): about 1 ms of the event loop.
+INLINE_CHARACTERS = 4096
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Reads one of the model folder's JSON files. Raises ModelFilesError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFilesError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFilesError(f"{path} must hold a JSON object")
+    return content
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    if isinstance(value, int):
+        return frozenset((value,))
+    if isinstance(value, list):
+        return frozenset(item for item in value if isinstance(item, int))
+    return frozenset()
+
+
+class Tokenizer:
+    """The tokenizer of one model. Immutable and shared by all requests.
+
+    Attributes:
+        vocab_size: rows of the model's embedding; every token id is below it.
+        eos_token_ids: ids at which the model ends an answer.
+        token_bytes: what each token id stands for.
+    """
+
+    def __init__(
+        self, library: tokenizers.Tokenizer, vocab_size: int, eos_token_ids: frozenset[int], source: str
+    ) -> None:
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.token_bytes = TokenBytes(library, source)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Reads a model folder. Raises ModelFilesError for a missing, corrupt or unsupported file."""
+        if not folder.is_dir():
+            raise ModelFilesError(f"the model folder {folder} does not exist")
+        path = folder / "tokenizer.json"
+        try:
+            library = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelFilesError(f"{path} is missing") from None
+        # The library raises bare Exception for whatever it cannot parse.
+        except Exception as error:
+            raise ModelFilesError(f"{path} cannot be read: {error}") from error
+        config = read_json_object(folder / "config.json")
+        vocab_size = config.get("vocab_size")
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise ModelFilesError(f"{folder / 'config.json'}: vocab_size must be a positive integer")
+        generation_path = folder / "generation_config.json"
+        generation = read_json_object(generation_path) if generation_path.exists() else {}
+        eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
+        return cls(library, vocab_size, eos, str(path))
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; special tokens written out in it become themselves.
+
+        Args:
+            text: any string.
+            add_special_tokens: add what the tokenizer's post-processor adds (often BOS). False for a
+                rendered chat, whose template writes them itself.
+        """
+        if len(text) <= INLINE_CHARACTERS:
+            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        encodings = await asyncio.to_thread(
+            self._library.encode_batch, [text], add_special_tokens=add_special_tokens
+        )
+        return encodings[0].ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of a whole sequence, without special tokens."""
+        return self._library.decode(token_ids, skip_special_tokens=True)

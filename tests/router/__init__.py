@@ -1,0 +1,1 @@
+"""Front doors, admission, dispatch and policies."""

@@ -1,0 +1,1 @@
+"""Tests of tokenizer, chat template, detokenizer and stop strings."""
