@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.progress import Progress
 
-from engine.api import Engine, EngineRequest, SamplingParams
-
-GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0, max_tokens=1)
+from engine.api import Engine, EngineRequest
 
 
 def run_concurrently(

@@ -77,6 +77,7 @@ class DecodeSession:
         self._outbox: asyncio.Queue[decode_pb2.DecodeCommand] | None = None
         self._orphans: dict[str, int] = {}
         self._messages = 0
+        self._closing = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -110,6 +111,7 @@ class DecodeSession:
 
     async def close(self) -> None:
         """Ends the stream; subscriptions that are left are lost."""
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -210,10 +212,9 @@ class DecodeSession:
             subscription.events.put_nowait(SessionLost(reason))
         if self._outbox is not None:
             self._outbox = None
-            _logger.warning(
-                "decode session lost",
-                extra=fields(worker_id=self._worker_id, reason=reason, requests=len(lost)),
-            )
+            level = logging.INFO if self._closing else logging.WARNING
+            about = fields(worker_id=self._worker_id, reason=reason, requests=len(lost))
+            _logger.log(level, "decode session ended", extra=about)
             self._on_change()
 
 

@@ -10,7 +10,7 @@ from router.generation import ErrorKind, GenerationError
 
 # How long work goes to others, seconds: after a loss, until the worker's reports show whether it lives;
 # after a full queue, about a step.
-_LOST_COOLDOWN_S = 1.0
+_LOST_COOLDOWN_S = 0.5
 _OVERLOADED_COOLDOWN_S = 0.25
 
 RETRY_AFTER_S = 1.0

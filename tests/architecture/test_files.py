@@ -39,11 +39,11 @@ def test_generated_code_is_what_the_protos_say(tmp_path: Path) -> None:
 
 
 def _skips(path: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and node.attr in ("skip", "skipif", "xfail", "importorskip"):
-            found.append(f"{path.relative_to(ROOT)}:{node.attr}")
-    return found
+    return [
+        f"{path.relative_to(ROOT)}:{node.attr}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("skip", "skipif", "xfail", "importorskip")
+    ]
 
 
 def test_skipped_tests_are_known() -> None:

@@ -1,1 +1,1 @@
-"""Tests of the router."""
+"""Front doors, admission, dispatch and policies."""

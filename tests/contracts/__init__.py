@@ -1,0 +1,1 @@
+"""One suite for each seam, run over every file that implements it."""
