@@ -1,1 +1,1 @@
-"""Deployment spec, Ray actors, supervision and the command line. May import every room; nothing imports it."""
+"""Deployment spec, Ray actors, supervision, the command line. May import all rooms; none imports it."""

@@ -91,6 +91,8 @@ class TokenOutput:
 class KvReady:
     """KV of the context tokens [0, num_tokens) is written (held prefills only).
 
+    Emitted after each step that filled a block, and at the context's end: `num_tokens` is a multiple of
+    the block size, or the whole context, so that no block is named before its last token is written.
     `new_block_ids` are the physical blocks that this adds to those named before, in token order; prefix
     hits come with the first one. Times are wall clock, nanoseconds.
     """
@@ -106,7 +108,9 @@ class KvReady:
 class PrefillDone:
     """The context of a sequence is computed; its first token is in the same step's `tokens`.
 
-    Not emitted for adopted sequences nor for recomputation after a preemption.
+    Emitted once: not for adopted sequences, nor for recomputation after a preemption. `cached_tokens` are
+    prompt tokens that were found in the prefix cache and not computed, so fewer than the context; where the
+    cache holds all of it, all but the last.
     """
 
     request_id: str

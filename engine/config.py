@@ -16,7 +16,8 @@ class EngineConfig:
         block_size: tokens in a KV block.
         num_blocks: blocks in the pool, the scratch block not counted; 0 derives it from `kv_memory_bytes`.
         kv_memory_bytes: size of the pool where `num_blocks` is 0.
-        max_model_len: tokens of prompt and answer together; 0 takes the model's own limit.
+        max_model_len: tokens of prompt and answer together; 0 takes the model's own limit, or the
+            pool's size where that is less.
         max_batched_tokens: token budget of one step, decodes first, then prefill chunks.
         max_running: most sequences in one step.
         prefill_chunk: most prompt tokens of one sequence in one step.

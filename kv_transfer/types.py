@@ -87,3 +87,7 @@ class IdentityMismatchError(Exception):
 
 class LayoutMismatchError(Exception):
     """The layouts differ and the transport cannot reshard."""
+
+
+class NoCommonTransportError(Exception):
+    """The peers share no transport; the message names what each side has."""

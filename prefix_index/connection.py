@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -53,7 +53,7 @@ def _check_form(url: str) -> None:
         raise IndexConfigError(f"Redis URL {shown}: database {database!r} is not a number")
 
 
-def _open_pool(url: str) -> BlockingConnectionPool:
+def _open_pool(url: str, timeout_s: float) -> BlockingConnectionPool:
     _check_form(url)
     try:
         pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
@@ -61,6 +61,8 @@ def _open_pool(url: str) -> BlockingConnectionPool:
             max_connections=_MAX_CONNECTIONS,
             # Waiting for a free connection is bounded with the call itself.
             timeout=None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             protocol=2,
             # A repeated command could be applied twice or late; callers decide what to do instead.
             retry=Retry(NoBackoff(), 0),
@@ -91,8 +93,9 @@ class IndexConnection:
         self.keys = Keys.of(namespace)
         self.address = redacted(url)
         self._timeout_s = timeout_s
-        self._client: Redis = Redis.from_pool(_open_pool(url))
-        self._execute: Callable[..., Awaitable[Any]] = self._client.execute_command
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._client: Redis = Redis.from_pool(_open_pool(url, timeout_s))
+        self._execute: Callable[..., Coroutine[Any, Any, Any]] = self._client.execute_command
 
     async def run(self, script: Script, *args: str | bytes | int) -> Any:
         """Reply of a script on this namespace's keys. Raises IndexUnavailableError."""
@@ -110,31 +113,50 @@ class IndexConnection:
         """Reply of one command. Raises IndexUnavailableError."""
         return await self._bounded(lambda: self._execute(*parts))
 
+    async def ping(self) -> None:
+        """Asks for a sign of life. Raises IndexUnavailableError."""
+        await self.command("PING")
+
     async def check(self) -> None:
         """Asks for a sign of life. Raises IndexConfigError for refused credentials or an unknown database."""
         try:
-            await self.command("PING")
+            await self.ping()
         except IndexUnavailableError as error:
             if isinstance(error.__cause__, (AuthenticationError, ResponseError)):
                 raise IndexConfigError(str(error)) from error
             raise
 
     async def close(self) -> None:
-        """Closes all connections, within a bounded time."""
+        """Ends the calls in progress and closes all connections, within a bounded time."""
+        for task in self._calls:
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_CLOSE_TIMEOUT_S)
         with suppress(TimeoutError, RedisError, OSError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._client.aclose(close_connection_pool=True)
 
-    async def _bounded(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _bounded(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        # A task of its own, which is not waited for once the time is over: while redis-py connects, it may
+        # take seconds to react to its cancellation.
+        task = asyncio.create_task(call())
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call()
-        except TimeoutError as error:
-            raise IndexUnavailableError(
-                f"Redis at {self.address} gave no answer within {self._timeout_s:g} s"
-            ) from error
+            await asyncio.wait((task,), timeout=self._timeout_s)
+        finally:
+            task.cancel()
+        if not task.done():
+            raise IndexUnavailableError(f"Redis at {self.address} gave no answer within {self._timeout_s:g} s")
+        try:
+            return task.result()
         except (RedisError, ssl.SSLError, OSError) as error:
             raise IndexUnavailableError(f"Redis at {self.address}: {error}") from error
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # an abandoned call's error is nobody's
 
 
 async def check_redis(url: str, timeout_s: float = 2.0) -> None:

@@ -23,6 +23,8 @@ _TIMEOUT_S = 1.0
 _GATHER_S = 0.03
 _BATCH_BLOCKS = 1024
 _HEARTBEATS_PER_LEASE = 3
+# However long the lease: a restarted Redis is noticed so soon.
+_LONGEST_HEARTBEAT_S = 1.0
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 _LEAVE_SWEEP_S = 2.0
@@ -51,7 +53,7 @@ class RedisIndexPublisher:
         incarnation: larger for each process that bears the name.
         snapshot: returns the names of all published blocks, parents first. Changes that `publish` is told
             while it runs are merged: for each block the last thing told wins over the snapshot.
-        lease_s: life of the registration after the last sign of life; three signs are sent in that time.
+        lease_s: life of the registration after the last sign of life; at least three are sent in that time.
 
     Raises:
         IndexConfigError: the URL or the namespace is malformed.
@@ -74,7 +76,7 @@ class RedisIndexPublisher:
         self._incarnation = f"{incarnation:020d}"
         self._snapshot = snapshot
         self._lease_ms = round(lease_s * 1000)
-        self._heartbeat_s = lease_s / _HEARTBEATS_PER_LEASE
+        self._heartbeat_s = min(lease_s / _HEARTBEATS_PER_LEASE, _LONGEST_HEARTBEAT_S)
         self._lock = threading.Lock()
         # Block -> whether it is held. None while changes are dropped, a snapshot being due anyway.
         self._pending: dict[bytes, bool] | None = None
@@ -158,7 +160,7 @@ class RedisIndexPublisher:
 
     async def _register(self) -> None:
         async with self._in_flight:
-            await self._connection.command("PING")  # a snapshot costs the engine: only if Redis is there
+            await self._connection.ping()  # a snapshot costs the engine: only if Redis is there
         with self._lock:
             self._pending = {}
         held = await self._take_snapshot()

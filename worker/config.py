@@ -29,6 +29,7 @@ class WorkerConfig:
         heartbeat_timeout_s: silence after which a peer counts as lost.
         read_timeout_s: longest that one read may take before its blocks are quarantined.
         read_chunk_blocks: most blocks in one read.
+        quarantine_alarm_s: age of an unsettled read that raises the alarm.
     """
 
     worker_id: str
@@ -48,3 +49,4 @@ class WorkerConfig:
     heartbeat_timeout_s: float = 3.0
     read_timeout_s: float = 5.0
     read_chunk_blocks: int = 32
+    quarantine_alarm_s: float = 30.0

@@ -110,18 +110,20 @@ class FollowEvent(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., kv_ready: _Optional[_Union[KvReady, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., validated: _Optional[_Union[Validated, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("generation", "identity", "layout", "transport", "pool")
+    __slots__ = ("generation", "identity", "layout", "transport", "pool", "pid")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     generation: int
     identity: _worker_pb2.Identity
     layout: _worker_pb2.KvLayout
     transport: str
     pool: bytes
-    def __init__(self, generation: _Optional[int] = ..., identity: _Optional[_Union[_worker_pb2.Identity, _Mapping]] = ..., layout: _Optional[_Union[_worker_pb2.KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., pool: _Optional[bytes] = ...) -> None: ...
+    pid: int
+    def __init__(self, generation: _Optional[int] = ..., identity: _Optional[_Union[_worker_pb2.Identity, _Mapping]] = ..., layout: _Optional[_Union[_worker_pb2.KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., pool: _Optional[bytes] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class KvReady(_message.Message):
     __slots__ = ("num_tokens", "block_ids", "start_unix_ns", "end_unix_ns")

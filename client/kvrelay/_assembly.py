@@ -1,0 +1,75 @@
+"""From the stream's messages to chunks and the final generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from kvrelay.errors import ServerError
+from kvrelay.types import Choice, Chunk, FinishReason, Generation, Span, Timeline, Usage
+from kvrelay.v1 import common_pb2, inference_pb2
+
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    common_pb2.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
+    common_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+
+def _span(message: common_pb2.Span) -> Span:
+    return Span(**{each.name: getattr(message, each.name) for each in fields(Span)})
+
+
+def _timeline(message: common_pb2.Timeline) -> Timeline:
+    values = {each.name: getattr(message, each.name) for each in fields(Timeline)}
+    return Timeline(**{**values, "spans": tuple(_span(span) for span in message.spans)})
+
+
+@dataclass(slots=True)
+class _Part:
+    """A choice in the making."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    timeline: Timeline | None = None
+
+
+class Assembly:
+    """Collects the messages of one stream."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}
+        self._usage: Usage | None = None
+        self._request_id = ""
+
+    def add(self, response: inference_pb2.GenerateResponse) -> Chunk:
+        """Takes the next message. Raises ServerError where it contradicts the former ones."""
+        part = self._parts.setdefault(response.choice, _Part())
+        if part.finish_reason is not None and (response.text or response.token_ids):
+            raise ServerError(f"the server went on with choice {response.choice} after its end")
+        part.texts.append(response.text)
+        part.token_ids.extend(response.token_ids)
+        reason = _REASONS.get(response.finish_reason)
+        if reason is not None:
+            part.finish_reason = reason
+        if response.HasField("timeline"):
+            part.timeline = _timeline(response.timeline)
+        if response.HasField("usage"):
+            usage = response.usage
+            self._usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        self._request_id = response.request_id or self._request_id
+        return Chunk(response.choice, response.text, tuple(response.token_ids), reason)
+
+    def finish(self) -> Generation:
+        """The result, once the stream has ended. Raises ServerError where something is missing."""
+        if self._usage is None or not self._parts:
+            raise ServerError("the server ended the stream without its last message")
+        choices = []
+        for index, part in sorted(self._parts.items()):
+            if part.finish_reason is None:
+                raise ServerError(f"the server ended the stream before the end of choice {index}")
+            text = "".join(part.texts)
+            choices.append(Choice(index, text, tuple(part.token_ids), part.finish_reason, part.timeline))
+        return Generation(self._request_id, tuple(choices), self._usage)

@@ -1,0 +1,180 @@
+"""What comes back: plain frozen dataclasses, no protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    """The model's end of sequence, a stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the model's context length."""
+    CANCELLED = "cancelled"
+    """Cancelled by the client or the router."""
+    DEADLINE = "deadline"
+    """The request's deadline passed."""
+    ERROR = "error"
+    """The worker failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat. `role` is "system", "user", "assistant" or what the chat template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens`: prompt tokens that nobody computed for it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One timed thing, on the wall clock of the machine that did it. Only with `trace=True`.
+
+    Attributes:
+        name: "prefill_chunk" or "transfer".
+        start_unix_ns: begin, in nanoseconds since 1970.
+        end_unix_ns: end.
+        num_tokens: tokens covered, from 0 up to this one.
+        num_bytes: bytes moved.
+        pid: operating system process that did it.
+    """
+
+    name: str
+    start_unix_ns: int
+    end_unix_ns: int
+    num_tokens: int
+    num_bytes: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where the time of one choice went, in seconds.
+
+    Attributes:
+        router_queue_s: in the router's admission queue.
+        prefill_queue_s: admitted by the prefilling worker, not yet scheduled.
+        prefill_s: from the first scheduled chunk to the first token.
+        transfer_s: from the end of prefill to the last settled read.
+        transfer_busy_s: sum of the single reads, overlapped with prefill or not.
+        decode_queue_s: KV is there, the request waits for a place in the batch.
+        decode_s: from the first token to the last.
+        ttft_s: from arrival at the router to the first token leaving it.
+        transfer_bytes: bytes read from the prefill worker.
+        local_prefill: the decode worker computed the prompt itself.
+        placement_reason: why, in the routing policy's words.
+        transport: what moved the KV; empty for local prefill.
+        prefill_worker: its name.
+        decode_worker: its name.
+        attempts: how often the request was dispatched; 1 where nothing failed.
+        spans: only with `trace=True`.
+    """
+
+    router_queue_s: float
+    prefill_queue_s: float
+    prefill_s: float
+    transfer_s: float
+    transfer_busy_s: float
+    decode_queue_s: float
+    decode_s: float
+    ttft_s: float
+    transfer_bytes: int
+    local_prefill: bool
+    placement_reason: str
+    transport: str
+    prefill_worker: str
+    decode_worker: str
+    attempts: int
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one choice's answer.
+
+    Attributes:
+        choice: which of the `n` choices.
+        text: new text; never ends inside a character. May be empty.
+        token_ids: new tokens. Their text may come with a later chunk.
+        finish_reason: set on the last chunk of the choice.
+    """
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One complete answer. `timeline` is None where the router sent none."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    timeline: Timeline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A complete result: all choices, in order. The properties speak of the first.
+
+    Attributes:
+        request_id: the request's name in the cluster's logs and traces.
+        choices: `n` of them.
+        usage: counts over all choices.
+    """
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first choice ended."""
+        return self.choices[0].finish_reason
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Timeline of the first choice."""
+        return self.choices[0].timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """Token ids of a prompt or chat, as `generate` would see them, and the model's context length."""
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served model. `max_model_len`: tokens of prompt and answer together."""
+
+    id: str
+    max_model_len: int
+    created_unix_s: int

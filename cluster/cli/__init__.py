@@ -1,0 +1,1 @@
+"""The `kvrelay` command: one file for each command."""

@@ -1,0 +1,70 @@
+"""`kvrelay generate`: one prompt to a running deployment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from cluster.cli.console import ERR, OUT, fail
+from cluster.cli.deployments import ClientKey, DeploymentName, find_ready, key_for
+from cluster.cli.sampling import MaxTokens, Seed, ShowTimeline, Temperature, TopP
+from cluster.cli.timeline import print_timeline
+from kvrelay import Client, Generation, KvrelayError, Message, Stream
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer.", show_default=False)],
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text; no chat template.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds. Default: no limit.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole result as JSON, at the end.")] = False,
+    timeline: ShowTimeline = False,
+    api_key: ClientKey = None,
+    name: DeploymentName = "default",
+) -> None:
+    """Send one prompt and stream the answer."""
+    state = find_ready(name)
+    try:
+        with (
+            Client(state.grpc_address, api_key=key_for(state, api_key)) as client,
+            client.stream(
+                prompt if raw else None,
+                messages=None if raw else [Message("user", prompt)],
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                timeout=timeout,
+            ) as stream,
+        ):
+            generation = stream.result() if as_json else print_stream(stream)
+    except KvrelayError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        OUT.print(result_json(generation), markup=False)
+    elif timeline:
+        print_timeline(ERR, generation)
+
+
+def print_stream(stream: Stream) -> Generation:
+    """Prints the text as it comes, and returns the whole."""
+    for chunk in stream:
+        OUT.print(chunk.text, end="", markup=False)
+        OUT.file.flush()
+    OUT.print()
+    return stream.result()
+
+
+def result_json(generation: Generation) -> str:
+    """The result as one JSON object."""
+    return json.dumps(dataclasses.asdict(generation), indent=2)

@@ -1,0 +1,55 @@
+"""`kvrelay up`: serves a model until Ctrl-C."""
+
+from __future__ import annotations
+
+from cluster.cli import options
+from cluster.cli.serve import serve
+from cluster.spec import DeploymentSpec
+from cluster.state import DeploymentState
+
+
+async def _go_on(spec: DeploymentSpec, state: DeploymentState) -> bool:
+    return True
+
+
+def up(
+    spec: options.SpecFile = None,
+    model: options.Model = None,
+    served_name: options.ServedName = None,
+    dtype: options.Dtype = None,
+    max_model_len: options.MaxModelLen = None,
+    prefill: options.Prefill = None,
+    decode: options.Decode = None,
+    threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
+    block_size: options.BlockSize = None,
+    redis: options.RedisUrl = None,
+    ray_address: options.RayAddress = None,
+    http_port: options.HttpPort = None,
+    grpc_port: options.GrpcPort = None,
+    host: options.Host = None,
+    force_remote_prefill: options.ForceRemotePrefill = None,
+    api_key: options.ApiKey = None,
+    name: options.Name = None,
+) -> None:
+    """Serve a model: start Redis, Ray, the workers and the router, and keep them running until Ctrl-C."""
+    overrides = options.deployment_overrides(
+        name=name,
+        model=model,
+        served_name=served_name,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        prefill=prefill,
+        decode=decode,
+        threads=threads,
+        kv_memory=kv_memory,
+        block_size=block_size,
+        redis=redis,
+        ray_address=ray_address,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        host=host,
+        force_remote_prefill=force_remote_prefill,
+        api_key=api_key,
+    )
+    serve(spec, overrides, _go_on)

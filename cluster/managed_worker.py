@@ -1,0 +1,280 @@
+"""One worker under supervision: started, watched over its heartbeats, killed when it hangs, started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import ray.exceptions
+
+from cluster.actors import StartedWorker
+from cluster.backoff import Backoff
+from cluster.plan import WorkerPlan
+from cluster.processes import ProcessId
+from cluster.ray_runtime import RayRuntime
+from cluster.spec import HealthSpec
+from kvrelay.v1 import worker_pb2, worker_pb2_grpc
+from telemetry.logs import fields
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+# After so many failures in a row a deployment that is starting gives up.
+_START_ATTEMPTS = 3
+
+
+class WorkerStartError(Exception):
+    """The worker did not start; the message is the reason it gave.
+
+    `final` says that another try would fail in the same way.
+    """
+
+    def __init__(self, message: str, final: bool) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+class ManagedWorker:
+    """Keeps one worker running until its task is cancelled.
+
+    Args:
+        plan: the worker.
+        runtime: where its actor lives.
+        health: bounds.
+        on_change: called after `info` or `trouble` has changed.
+
+    Attributes:
+        info: of the process that serves now; None while there is none.
+        started: the same process, for signals.
+        trouble: why there is none, in words; empty while it serves.
+        restarts: processes that came after the first.
+    """
+
+    def __init__(
+        self, plan: WorkerPlan, runtime: RayRuntime, health: HealthSpec, on_change: Callable[[], None]
+    ) -> None:
+        self.plan = plan
+        self.info: worker_pb2.WorkerInfo | None = None
+        self.started: StartedWorker | None = None
+        self.trouble = "starting"
+        self.restarts = 0
+        self._runtime = runtime
+        self._health = health
+        self._on_change = on_change
+        self._backoff = Backoff()
+        self._actor: Any = None
+        self._last_process: ProcessId | None = None
+
+    async def start(self) -> None:
+        """First start. Raises WorkerStartError, RayError."""
+        self._actor = self._runtime.create_worker(self.plan)
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._serves(await self._start_actor())
+                return
+            except WorkerStartError as error:
+                if error.final or attempt == _START_ATTEMPTS:
+                    raise
+                self._stopped(str(error))
+                await asyncio.sleep(self._backoff.failed())
+
+    async def supervise(self) -> None:
+        """Watches and restarts, for ever. After `start`."""
+        while True:
+            if self.started is not None:
+                reason = await self._watch(self.started)
+                self._stopped(reason)
+                await self._end(self.started)
+                self.started = None
+            await asyncio.sleep(self._backoff.failed())
+            try:
+                self._serves(await self._start_actor())
+                self.restarts += 1
+            except WorkerStartError as error:
+                self._stopped(f"does not start ({self._backoff.failures} failures in a row): {error}")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Lets running requests end, for at most so long."""
+        if self._actor is None:
+            return
+        try:
+            await asyncio.wait_for(self._actor.drain.remote(timeout_s), timeout_s + 1.0)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            logger.warning("drain failed", extra=fields(worker=self.plan.worker_id, reason=str(error)))
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the worker in good order, or with SIGKILL when that takes too long."""
+        if self._actor is None:
+            return
+        try:
+            await asyncio.wait_for(self._actor.stop.remote(), timeout_s)
+        except (TimeoutError, ray.exceptions.RayError):
+            if self.started is not None:
+                await self._end(self.started)
+
+    def _serves(self, started: StartedWorker) -> None:
+        self.started = started
+        self.info = worker_pb2.WorkerInfo.FromString(started.info)
+        self.trouble = ""
+        self._runtime.prepare_agent(started.node_id)
+        logger.info(
+            "worker serves",
+            extra=fields(
+                worker=self.plan.worker_id, pid=started.process.pid, incarnation=self.info.incarnation
+            ),
+        )
+        self._on_change()
+
+    def _stopped(self, reason: str) -> None:
+        self.info = None
+        self.trouble = reason
+        logger.warning("worker lost", extra=fields(worker=self.plan.worker_id, reason=reason))
+        self._on_change()
+
+    async def _start_actor(self) -> StartedWorker:
+        """Waits for Ray to have a new process for the actor, then for the worker to serve."""
+        bound_s = self._health.start_timeout_s
+        try:
+            async with asyncio.timeout(bound_s):
+                await self._await_process()
+                started: StartedWorker = await self._actor.start.remote()
+                return started
+        except TimeoutError:
+            raise WorkerStartError(f"did not start within {bound_s:g} s", final=False) from None
+        except ray.exceptions.RayTaskError as error:
+            # Its own error, not a lost process: the reason is the user's to read, without a trace.
+            raise WorkerStartError(_reason(error), final=True) from error
+        except ray.exceptions.RayActorError as error:
+            reason = f"the process ended while it started: {_first_line(error)}"
+            raise WorkerStartError(reason, final=False) from error
+        except ray.exceptions.RayError as error:
+            raise WorkerStartError(_first_line(error), final=False) from error
+
+    async def _await_process(self) -> None:
+        """Returns once a process other than the last one bears the actor."""
+        while True:
+            try:
+                process: ProcessId = await self._actor.process.remote()
+                if self._last_process != process:
+                    self._last_process = process
+                    return
+                # Ray has not noticed yet that this process is gone.
+            except ray.exceptions.ActorUnavailableError:
+                # Ray is restarting it.
+                pass
+            except ray.exceptions.ActorDiedError:
+                # For good: killed by hand, or its node is gone for ever.
+                self._actor = self._runtime.create_worker(self.plan)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _watch(self, started: StartedWorker) -> str:
+        """Returns the reason once this process must no longer be used."""
+        info = worker_pb2.WorkerInfo.FromString(started.info)
+        silence = Silence(self._health.silence_s)
+        while True:
+            async with grpc.aio.insecure_channel(info.endpoint) as channel:
+                reason = await self._watch_channel(channel, info, silence)
+            if reason:
+                return reason
+            if not await self._process_lives(started):
+                return "the process ended"
+            if silence.too_long:
+                return f"no report for {self._health.silence_s:g} s"
+            await silence.sleep(_RETRY_S)
+
+    async def _watch_channel(
+        self, channel: grpc.aio.Channel, info: worker_pb2.WorkerInfo, silence: Silence
+    ) -> str:
+        """Empty: the stream broke, which says nothing yet about the process."""
+        request = worker_pb2.WatchRequest(interval_ms=round(self._health.heartbeat_s * 1000))
+        reports = worker_pb2_grpc.WorkerStub(channel).Watch(request, wait_for_ready=False)
+        while True:
+            reading = asyncio.ensure_future(reports.read())
+            try:
+                while not reading.done() and not silence.too_long:
+                    await silence.wait(reading)
+                if not reading.done():
+                    return f"no report for {self._health.silence_s:g} s"
+                report = reading.result()
+            except grpc.aio.AioRpcError:
+                return ""
+            finally:
+                reading.cancel()
+            if not isinstance(report, worker_pb2.WorkerReport):
+                return ""
+            silence.heard()
+            if report.incarnation != info.incarnation:
+                return "another process answers at its address"
+            busy = report.stats.running + report.stats.waiting > 0
+            if busy and report.engine_silent_s > self._health.engine_silence_s:
+                return f"its engine made no step for {report.engine_silent_s:.0f} s with requests running"
+
+    async def _process_lives(self, started: StartedWorker) -> bool:
+        try:
+            return await asyncio.wait_for(
+                self._runtime.is_alive(started.node_id, started.process), self._health.silence_s
+            )
+        except (TimeoutError, ray.exceptions.RayError):
+            # The node does not answer: silence decides.
+            return True
+
+    async def _end(self, started: StartedWorker) -> None:
+        """A process that hangs holds its peers' reads open; only its end settles them."""
+        try:
+            await asyncio.wait_for(self._runtime.kill(started.node_id, started.process), 10.0)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            logger.warning("kill failed", extra=fields(worker=self.plan.worker_id, reason=str(error)))
+
+
+class Silence:
+    """How long nothing was heard, in time during which this process itself was awake.
+
+    A supervisor that was stopped or starved must not take its own silence for the worker's.
+    """
+
+    _SLICE_S = 0.25
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._silent_s = 0.0
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the bound is passed."""
+        return self._silent_s > self._bound_s
+
+    def heard(self) -> None:
+        """The worker said something."""
+        self._silent_s = 0.0
+
+    async def wait(self, reading: asyncio.Future[Any]) -> None:
+        """Waits a moment for `reading`."""
+        before = time.monotonic()
+        await asyncio.wait({reading}, timeout=self._SLICE_S)
+        self._count(before, self._SLICE_S)
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits for nothing."""
+        before = time.monotonic()
+        await asyncio.sleep(seconds)
+        self._count(before, seconds)
+
+    def _count(self, before: float, planned_s: float) -> None:
+        self._silent_s += min(time.monotonic() - before, 2 * planned_s)
+
+
+def _reason(error: ray.exceptions.RayTaskError) -> str:
+    cause = error.cause
+    return str(cause) if isinstance(cause, Exception) and str(cause) else _last_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

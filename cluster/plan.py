@@ -1,0 +1,139 @@
+"""From the deployment spec to what each worker and the router are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.model_store.store import ModelEntry
+from cluster.spec import DeploymentSpec, PoolSpec
+from engine.config import EngineConfig
+from kvrelay.v1 import worker_pb2
+from router.config import RouterConfig
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker, whatever process bears it. Picklable: it travels to the actor.
+
+    Attributes:
+        deployment: name of the deployment.
+        worker_id: for example "prefill-0".
+        role: "prefill" or "decode".
+        engine: the engine's settings.
+        model_name: canonical name of the model.
+        redis_url: of the prefix index.
+        host: address to bind; empty for the node's own address.
+        cpus: Ray CPUs to reserve.
+        heartbeat_s: interval of reports.
+        max_queue: requests admitted and not finished, at most.
+        log_level: of the process.
+        log_format: of the process.
+    """
+
+    deployment: str
+    worker_id: str
+    role: str
+    engine: EngineConfig
+    model_name: str
+    redis_url: str
+    host: str
+    cpus: float
+    heartbeat_s: float
+    max_queue: int
+    log_level: str
+    log_format: str
+
+    @property
+    def actor_name(self) -> str:
+        """As the Ray dashboard shows it."""
+        return f"kvrelay:{self.deployment}:{self.worker_id}"
+
+
+def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> list[WorkerPlan]:
+    """All workers of the deployment, prefill first."""
+    # A Ray that is started here is bound to the loopback address, and so are its workers.
+    host = "" if spec.ray.address else "127.0.0.1"
+    plans: list[WorkerPlan] = []
+    for role, pool in ((PREFILL, spec.prefill), (DECODE, spec.decode)):
+        engine = EngineConfig(
+            model_dir=model.path,
+            dtype=spec.dtype,
+            block_size=spec.block_size,
+            kv_memory_bytes=pool.kv_memory or spec.kv_memory,
+            max_model_len=spec.max_model_len,
+            max_batched_tokens=spec.max_batched_tokens,
+            prefill_chunk=min(spec.prefill_chunk, spec.max_batched_tokens),
+            threads=_threads(spec, pool),
+            check_invariants=spec.debug.check_invariants,
+        )
+        plans += [
+            WorkerPlan(
+                deployment=spec.name,
+                worker_id=f"{role}-{number}",
+                role=role,
+                engine=engine,
+                model_name=model.name,
+                redis_url=redis_url,
+                host=host,
+                cpus=pool.cpus,
+                heartbeat_s=spec.health.heartbeat_s,
+                # The router bounds what is admitted; a worker must be able to take all of it.
+                max_queue=spec.router.max_running,
+                log_level=spec.log.level,
+                log_format=spec.log.format,
+            )
+            for number in range(pool.replicas)
+        ]
+    return plans
+
+
+def _threads(spec: DeploymentSpec, pool: PoolSpec) -> int:
+    """More busy threads than cores make every barrier of every step wait for the scheduler."""
+    if pool.threads:
+        return pool.threads
+    workers = spec.prefill.replicas + spec.decode.replicas
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def plan_router(
+    spec: DeploymentSpec,
+    model: ModelEntry,
+    workers: Sequence[worker_pb2.WorkerInfo],
+    *,
+    redis_url: str,
+    hash_model: str,
+    addresses_file: Path,
+) -> RouterConfig:
+    """The router's settings; `workers` are all of the deployment's, started."""
+    return RouterConfig(
+        router_id=f"{spec.name}-router-0",
+        served_name=served_name(spec, model),
+        model_dir=model.path,
+        hash_model=hash_model,
+        block_size=spec.block_size,
+        max_model_len=min(info.max_model_len for info in workers),
+        host=spec.router.host,
+        http_port=spec.router.http_port,
+        grpc_port=spec.router.grpc_port,
+        redis_url=redis_url,
+        index_namespace=spec.name,
+        policy=spec.router.policy,
+        force_remote_prefill=spec.router.force_remote_prefill,
+        max_running=spec.router.max_running,
+        max_queued=spec.router.max_queued,
+        drain_timeout_s=spec.health.drain_timeout_s,
+        api_keys=(spec.router.api_key,) if spec.router.api_key else (),
+        log_level=spec.log.level,
+        log_format=spec.log.format,
+        addresses_file=addresses_file,
+    )
+
+
+def served_name(spec: DeploymentSpec, model: ModelEntry) -> str:
+    """Name that clients use."""
+    return spec.served_name or model.name

@@ -1,0 +1,36 @@
+"""What Ray reads from the environment, set before Ray is imported: it looks only once.
+
+Two facts of Ray 2.60 shape this. Ray replaces 127.0.0.1 by the machine's outward address, and its servers
+then listen on all interfaces; only what it calls "no cluster mode", meant for desktop systems, binds the
+loopback address. And even there a web page in a browser on the same machine can reach the dashboard, which
+runs what it is sent: so a token is asked for unless the spec says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from cluster.environment import export
+
+_TOKEN_FILE = "ray_auth_token"
+_TOKEN_BYTES = 32
+
+
+def prepare_local_ray(home: Path, auth: str) -> Path | None:
+    """Local Ray: loopback only, the given authentication. Returns the token's file, None for "disabled"."""
+    export("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    export("RAY_USAGE_STATS_ENABLED", "0")
+    export("RAY_AUTH_MODE", auth)
+    if auth != "token":
+        return None
+    path = home / _TOKEN_FILE
+    if not path.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+        fresh.replace(path)
+    export("RAY_AUTH_TOKEN_PATH", str(path))
+    return path

@@ -1,0 +1,144 @@
+"""Ray as the supervisor uses it: started or attached to, actors made, processes killed on any node."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.actors import ACTOR_CLASSES
+from cluster.node_agent import NodeAgent
+from cluster.plan import WorkerPlan
+from cluster.processes import ProcessId
+
+_NAMESPACE = "kvrelay"
+# No objects are passed through Ray; this is little more than its minimum.
+_OBJECT_STORE_BYTES = 100 << 20
+
+
+class RayError(Exception):
+    """Ray cannot be started or reached; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayInfo:
+    """A connected Ray: address of its control store, and URL of its dashboard (empty: it has none)."""
+
+    address: str
+    dashboard_url: str
+
+
+class RayRuntime:
+    """A connection to Ray. Calls that may block say so.
+
+    Args:
+        address: of an existing cluster; empty starts a local one.
+        dashboard_port: of a local one.
+        python_path: folders that a local Ray's workers import from.
+    """
+
+    def __init__(self, address: str, dashboard_port: int | None, python_path: str) -> None:
+        self._address = address
+        self._dashboard_port = dashboard_port
+        self._python_path = python_path
+        self._agents: dict[str, Any] = {}
+
+    def connect(self) -> RayInfo:
+        """Blocks for seconds. Must run in the main thread, with whose end the kernel ends a local Ray.
+
+        Raises RayError.
+        """
+        # Ray takes SIGTERM for itself, and would end this process in the middle of everything.
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            if self._address:
+                context = ray.init(
+                    address=self._address,
+                    namespace=_NAMESPACE,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            else:
+                context = ray.init(
+                    address="local",
+                    namespace=_NAMESPACE,
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    dashboard_port=self._dashboard_port,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+        except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+            where = f"at {self._address}" if self._address else "on this machine"
+            raise RayError(f"cannot use Ray {where}: {error}") from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        url = context.dashboard_url or ""
+        return RayInfo(ray.get_runtime_context().gcs_address, f"http://{url}" if url else "")
+
+    def create_worker(self, plan: WorkerPlan) -> Any:
+        """Handle of a new actor for the plan. Raises RayError where its name is taken."""
+        actor_class: Any = ray.remote(ACTOR_CLASSES[plan.role])
+        threads = str(plan.engine.threads or 1)
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        if not self._address:
+            variables["PYTHONPATH"] = self._python_path
+        try:
+            return actor_class.options(
+                name=plan.actor_name,
+                num_cpus=plan.cpus,
+                max_restarts=-1,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": variables},
+            ).remote(plan)
+        except ValueError as error:
+            raise RayError(
+                f"Ray refuses the actor {plan.actor_name}: {error}; does a deployment named "
+                f"{plan.deployment!r} run already? --name gives this one another name"
+            ) from error
+
+    async def kill(self, node_id: str, process: ProcessId) -> bool:
+        """SIGKILLs a process on its node. False where it is gone. Raises ray.exceptions.RayError."""
+        killed: bool = await self._agent(node_id).kill.remote(process)
+        return killed
+
+    async def is_alive(self, node_id: str, process: ProcessId) -> bool:
+        """Whether a process lives on its node. Raises ray.exceptions.RayError."""
+        alive: bool = await self._agent(node_id).is_alive.remote(process)
+        return alive
+
+    def disconnect(self) -> None:
+        """Ends all our actors and a local Ray. Blocks for seconds."""
+        self._agents.clear()
+        ray.shutdown()
+
+    def _agent(self, node_id: str) -> Any:
+        if node_id not in self._agents:
+            agent_class: Any = ray.remote(NodeAgent)
+            variables = {} if self._address else {"PYTHONPATH": self._python_path}
+            self._agents[node_id] = agent_class.options(
+                num_cpus=0,
+                max_restarts=-1,
+                # A question asked while the agent restarts is asked again.
+                max_task_retries=-1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                runtime_env={"env_vars": variables},
+            ).remote()
+        return self._agents[node_id]
+
+    def prepare_agent(self, node_id: str) -> None:
+        """Starts the node's agent ahead of need: a kill should not wait for a process to start."""
+        self._agent(node_id)
+
+
+def source_roots() -> list[str]:
+    """Folders that hold our packages: the server side's, and the client's."""
+    root = Path(__file__).resolve().parent.parent
+    return [str(root), str(root / "client")]

@@ -1,0 +1,247 @@
+"""The router's process: started, told who the workers are, started anew when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+from pydantic import BaseModel, ValidationError
+
+from cluster.backoff import Backoff
+from cluster.environment import inherited_environment
+from cluster.processes import ProcessId, identify
+from cluster.tether import start_tethered
+from kvrelay.v1 import router_pb2, router_pb2_grpc, worker_pb2
+from router.config import RouterConfig
+from telemetry.logs import fields
+
+logger = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 120.0
+_POLL_S = 0.05
+# A router whose workers are all away serves errors until they come: no reason to hold its start up for long.
+_FIRST_REPORTS_S = 15.0
+# The table is sent again now and then: a router that lost it, or was started by somebody else, recovers.
+_PUSH_INTERVAL_S = 2.0
+_PUSH_TIMEOUT_S = 5.0
+# So many unanswered pushes in a row mean that the router hangs.
+_HUNG_AFTER = 4
+_LOG_TAIL_LINES = 8
+
+
+class RouterStartError(Exception):
+    """The router did not start; the message holds the end of its log."""
+
+
+class RouterAddresses(BaseModel):
+    """What the router writes once it listens: host:port of its three doors."""
+
+    http: str
+    grpc: str
+    admin: str
+    pid: int
+
+
+class RouterProcess:
+    """Keeps one router running until its task is cancelled.
+
+    Args:
+        config: its settings; `addresses_file` must be set.
+        run_dir: for its configuration file.
+        log_path: its output is appended here.
+        python_path: folders it imports from.
+        workers: the table to tell it, asked for at each push.
+        on_change: called after `addresses` or `trouble` has changed.
+
+    Attributes:
+        addresses: of the running router; None while there is none.
+        trouble: why there is none; empty while it serves.
+        restarts: processes that came after the first.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        run_dir: Path,
+        log_path: Path,
+        python_path: str,
+        workers: Callable[[], Sequence[worker_pb2.WorkerInfo]],
+        on_change: Callable[[], None],
+    ) -> None:
+        if config.addresses_file is None:
+            raise ValueError("the router must be told where to write its addresses")
+        self.addresses: RouterAddresses | None = None
+        self.trouble = "starting"
+        self.restarts = 0
+        self._config = config
+        self._addresses_file = config.addresses_file
+        self._config_path = run_dir / f"{config.router_id}.config.json"
+        self._log_path = log_path
+        self._python_path = python_path
+        self._workers = workers
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._backoff = Backoff()
+        self._version = 0
+        self._push_now = asyncio.Event()
+
+    @property
+    def process(self) -> ProcessId | None:
+        """Its process, while there is one."""
+        return None if self._process is None else identify(self._process.pid)
+
+    def workers_changed(self) -> None:
+        """Sends the table at once."""
+        self._push_now.set()
+
+    async def start(self) -> None:
+        """Starts the router and tells it the workers. Raises RouterStartError."""
+        self._config_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        # It may hold an API key.
+        descriptor = os.open(self._config_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(self._config.model_dump_json())
+        self._addresses_file.unlink(missing_ok=True)
+        with self._log_path.open("ab") as log:
+            log_start = log.tell()
+            self._process = await start_tethered(
+                [sys.executable, "-m", "router", "--config", str(self._config_path)],
+                log=log,
+                environment=inherited_environment() | {"PYTHONPATH": self._python_path},
+            )
+        addresses = await self._await_addresses(self._process, log_start)
+        # After a restart clients must find it where it was.
+        self._config = self._config.model_copy(
+            update={
+                "http_port": _port(addresses.http),
+                "grpc_port": _port(addresses.grpc),
+                "admin_port": _port(addresses.admin),
+            }
+        )
+        await self._await_workers(self._process, addresses.admin)
+        self.addresses = addresses
+        self.trouble = ""
+        self._on_change()
+
+    async def supervise(self) -> None:
+        """Pushes the table, and restarts the router when it dies or hangs, for ever. After `start`."""
+        while True:
+            if self.addresses is not None and self._process is not None:
+                reason = await self._watch(self._process, self.addresses.admin)
+                self._lost(reason)
+            await asyncio.sleep(self._backoff.failed())
+            try:
+                await self.start()
+                self.restarts += 1
+            except RouterStartError as error:
+                self._lost(f"does not start ({self._backoff.failures} failures in a row): {error}")
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM, on which it lets running requests end; SIGKILL when that takes too long."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        except TimeoutError:
+            await self._kill(self._process)
+
+    def clean_up(self) -> None:
+        """Removes its files."""
+        self._config_path.unlink(missing_ok=True)
+        self._addresses_file.unlink(missing_ok=True)
+
+    def _lost(self, reason: str) -> None:
+        self.addresses = None
+        self.trouble = reason
+        logger.warning("router lost", extra=fields(reason=reason))
+        self._on_change()
+
+    async def _await_addresses(self, process: asyncio.subprocess.Process, log_start: int) -> RouterAddresses:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if process.returncode is not None:
+                raise RouterStartError(self._log_tail(log_start) or f"exit status {process.returncode}")
+            with contextlib.suppress(FileNotFoundError, ValidationError):
+                # Not there yet, or not written to its end.
+                return RouterAddresses.model_validate_json(self._addresses_file.read_text())
+            await asyncio.sleep(_POLL_S)
+        await self._kill(process)
+        raise RouterStartError(f"did not start within {_START_TIMEOUT_S:g} s; see {self._log_path}")
+
+    async def _await_workers(self, process: asyncio.subprocess.Process, admin: str) -> None:
+        """Tells it the workers; returns once it hears from all of them, or after a while without."""
+        deadline = time.monotonic() + _FIRST_REPORTS_S
+        async with grpc.aio.insecure_channel(admin) as channel:
+            stub = router_pb2_grpc.RouterAdminStub(channel)
+            while process.returncode is None and time.monotonic() < deadline:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await self._push(stub)
+                    status = await stub.Status(router_pb2.StatusRequest(), timeout=_PUSH_TIMEOUT_S)
+                    if len(status.workers) == len(self._workers()) and all(w.healthy for w in status.workers):
+                        return
+                await asyncio.sleep(_POLL_S)
+
+    async def _push(self, stub: router_pb2_grpc.RouterAdminStub) -> None:
+        # Wall clock: a later supervisor's tables must win over an earlier one's.
+        self._version = max(self._version + 1, time.time_ns())
+        table = router_pb2.WorkerTable(version=self._version, workers=self._workers())
+        await stub.SetWorkers(table, timeout=_PUSH_TIMEOUT_S)
+
+    def _log_tail(self, start: int) -> str:
+        with self._log_path.open("rb") as log:
+            log.seek(start)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    async def _watch(self, process: asyncio.subprocess.Process, admin: str) -> str:
+        """Pushes until the process ends; returns why it did."""
+        pushing = asyncio.create_task(self._push_for_ever(admin))
+        ending = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({pushing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return f"the process ended with status {ending.result()}"
+            reason = pushing.result()
+            await self._kill(process)
+            return reason
+        finally:
+            pushing.cancel()
+            ending.cancel()
+
+    async def _push_for_ever(self, admin: str) -> str:
+        unanswered = 0
+        async with grpc.aio.insecure_channel(admin) as channel:
+            stub = router_pb2_grpc.RouterAdminStub(channel)
+            while unanswered < _HUNG_AFTER:
+                self._push_now.clear()
+                try:
+                    await self._push(stub)
+                    unanswered = 0
+                except grpc.aio.AioRpcError as error:
+                    unanswered += 1
+                    logger.warning("table not taken", extra=fields(reason=error.details()))
+                    await asyncio.sleep(1.0)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._push_now.wait(), _PUSH_INTERVAL_S)
+        return f"{_HUNG_AFTER} worker tables in a row were not taken"
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,160 @@
+"""The deployment spec: everything that a deployment is told, in one typed YAML file.
+
+Only settings belong here, each with its default and its bounds. Reading files and options, and the wording
+of errors, are `cluster.spec_loading`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from cluster.sizes import parse_size
+from router.policies.registry import policy_names
+
+
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class _Section(BaseModel):
+    """Unknown keys are refused, values are not converted from other types, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PoolSpec(_Section):
+    """Workers of one role."""
+
+    replicas: int = Field(default=1, ge=0, le=1024, description="Worker processes.")
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="Threads of each; 0 divides the machine's cores among all."
+    )
+    cpus: float = Field(
+        default=0.0, ge=0, description="Ray CPUs that each reserves; 0 lets Ray place it anywhere."
+    )
+    kv_memory: Size | None = Field(default=None, description="Instead of the deployment's kv_memory.")
+
+
+class DecodePoolSpec(PoolSpec):
+    """Decode workers: every answer needs one."""
+
+    replicas: int = Field(default=1, ge=1, le=1024, description="Worker processes.")
+
+
+class RouterSpec(_Section):
+    """The front doors."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address that both doors bind.")
+    http_port: Port = Field(default=8000, description="OpenAI-compatible HTTP; 0 takes a free one.")
+    grpc_port: Port = Field(default=8001, description="gRPC; 0 takes a free one.")
+    policy: str = Field(default="cost", description="File name in router/policies.")
+    force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
+    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
+    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in policy_names():
+            raise ValueError(f"needs one of: {', '.join(policy_names())}")
+        return value
+
+
+class RedisSpec(_Section):
+    """Where the prefix index lives."""
+
+    url: str = Field(
+        default="",
+        pattern=r"^$|^(redis|rediss|unix)://.+",
+        description="a redis://, rediss:// or unix:// URL; empty: an embedded server starts",
+    )
+
+
+class RaySpec(_Section):
+    """Which Ray places the workers."""
+
+    address: str = Field(
+        default="",
+        pattern=r"^(auto|[^:/]+:\d{1,5})?$",
+        description="host:port of an existing cluster's control store, or auto; empty: a local Ray starts.",
+    )
+    auth: Literal["token", "disabled"] = Field(
+        default="token", description="Authentication of a Ray that is started here."
+    )
+    dashboard_port: int | None = Field(
+        default=None, ge=1024, le=65535, description="Of a local Ray; default: 8265 or the next free one."
+    )
+
+
+class LogSpec(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"
+
+
+class HealthSpec(_Section):
+    """When a worker counts as hung and is killed, so that Ray starts it anew."""
+
+    heartbeat_s: float = Field(default=0.5, gt=0, le=60, description="Interval of reports.")
+    silence_s: float = Field(default=10.0, gt=0, description="Longest silence of a worker process.")
+    engine_silence_s: float = Field(
+        default=120.0, gt=0, description="Longest silence of an engine that has work: one step at most."
+    )
+    start_timeout_s: float = Field(default=600.0, gt=0, description="Longest start of a worker.")
+    drain_timeout_s: float = Field(default=10.0, ge=0, description="At the end, for running requests.")
+
+    @model_validator(mode="after")
+    def _silence_longer_than_interval(self) -> HealthSpec:
+        if self.silence_s <= 2 * self.heartbeat_s:
+            raise ValueError(
+                f"silence_s ({self.silence_s:g}) must be more than twice heartbeat_s ({self.heartbeat_s:g})"
+            )
+        return self
+
+
+class DebugSpec(_Section):
+    """For tests and for hunting defects; slow."""
+
+    check_invariants: bool = Field(default=False, description="After each engine step.")
+
+
+class DeploymentSpec(_Section):
+    """One deployment: a model, its workers, its router and what they stand on."""
+
+    name: str = Field(
+        default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="lower case, digits, hyphens"
+    )
+    model: str = Field(
+        default="demo", min_length=1, description="'demo', an imported model's name, or a folder."
+    )
+    served_name: str = Field(default="", description="Name that clients use; default: the model's own.")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a KV block.")
+    kv_memory: Size = Field(default=1 << 30, description="KV pool of each worker, for example 1GiB.")
+    max_model_len: int = Field(
+        default=0, ge=0, description="Tokens of prompt and answer together; 0 takes the model's own limit."
+    )
+    max_batched_tokens: int = Field(default=512, ge=1, description="Token budget of one engine step.")
+    prefill_chunk: int = Field(default=256, ge=1, description="Most prompt tokens of a sequence in a step.")
+    prefill: PoolSpec = PoolSpec()
+    decode: DecodePoolSpec = DecodePoolSpec()
+    router: RouterSpec = RouterSpec()
+    redis: RedisSpec = RedisSpec()
+    ray: RaySpec = RaySpec()
+    log: LogSpec = LogSpec()
+    health: HealthSpec = HealthSpec()
+    debug: DebugSpec = DebugSpec()
+
+    @model_validator(mode="after")
+    def _remote_prefill_possible(self) -> DeploymentSpec:
+        if self.router.force_remote_prefill and self.prefill.replicas < 1:
+            raise ValueError("router.force_remote_prefill needs prefill.replicas of at least 1")
+        return self

@@ -1,0 +1,345 @@
+"""Brings a deployment up, keeps it up, and takes it down without leaving a process behind.
+
+Order: embedded Redis (unless a URL is given), Ray, all workers at once, router. Each has a task that
+watches and restarts it; this module only orders them and writes the state file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from cluster import embedded_redis
+from cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisError
+from cluster.environment import Environment, export
+from cluster.errors import SupervisorError
+from cluster.guardian import Guardian
+from cluster.managed_worker import ManagedWorker, WorkerStartError
+from cluster.model_store.store import ModelEntry
+from cluster.plan import plan_router, plan_workers, served_name
+from cluster.ports import PortInUseError, require_free
+from cluster.processes import INSTANCE_VARIABLE, end_marked, identify
+from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
+from cluster.router_process import RouterProcess, RouterStartError
+from cluster.spec import DeploymentSpec
+from cluster.state import (
+    DeploymentState,
+    ProcessRecord,
+    StateFileError,
+    read_state,
+    remove_state,
+    write_state,
+)
+from telemetry.logs import fields
+from worker.revision import hash_model
+
+logger = logging.getLogger(__name__)
+
+_START_ERRORS = (
+    EmbeddedRedisError,
+    PortInUseError,
+    RayError,
+    RouterStartError,
+    StateFileError,
+    OSError,
+)
+_WATCH_S = 0.5
+_STOP_WORKER_S = 5.0
+_SWEEP_S = 10.0
+
+
+class Reporter(Protocol):
+    """Shows what is going on to whoever started this."""
+
+    def begin(self, step: str) -> None:
+        """A step that may take a while begins; the one before is done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        ...
+
+
+class Supervisor:
+    """One deployment. `start`, then `run`, then `stop`; `stop` also after a failed `start`.
+
+    Args:
+        spec: the deployment.
+        model: its model, ready to load.
+        environment: folders and Python path.
+        reporter: told of progress and of restarts.
+    """
+
+    def __init__(
+        self, spec: DeploymentSpec, model: ModelEntry, environment: Environment, reporter: Reporter
+    ) -> None:
+        self._spec = spec
+        self._model = model
+        self._environment = environment
+        self._reporter = reporter
+        self._instance = f"{spec.name}-{uuid.uuid4()}"
+        self._phase = "starting"
+        self._log_dir = environment.log_dir / spec.name
+        paths = [*source_roots(), *filter(None, [environment.python_path])]
+        self._python_path = os.pathsep.join(paths)
+        self._runtime = RayRuntime(spec.ray.address, spec.ray.dashboard_port, self._python_path)
+        self._ray: RayInfo | None = None
+        self._redis: EmbeddedRedis | None = None
+        self._redis_url = spec.redis.url
+        self._workers: list[ManagedWorker] = []
+        self._router: RouterProcess | None = None
+        self._guardian: Guardian | None = None
+        self._owns_state = False
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def state(self) -> DeploymentState:
+        """As the state file has it."""
+        addresses = self._router.addresses if self._router else None
+        return DeploymentState(
+            name=self._spec.name,
+            instance=self._instance,
+            supervisor=_record("supervisor", os.getpid()),
+            phase=self._phase,
+            served_name=served_name(self._spec, self._model),
+            http_url=f"http://{addresses.http}" if addresses else "",
+            grpc_address=addresses.grpc if addresses else "",
+            admin_address=addresses.admin if addresses else "",
+            redis_url="" if self._spec.redis.url else self._redis_url,
+            ray_address=self._ray.address if self._ray else "",
+            dashboard_url=self._ray.dashboard_url if self._ray else "",
+            api_key_required=bool(self._spec.router.api_key),
+            log_dir=self._log_dir,
+            processes=tuple(self._processes()),
+        )
+
+    async def start(self) -> DeploymentState:
+        """Brings everything up. Must run in the main thread's event loop.
+
+        Raises SupervisorError, which says what did not come up; call `stop` then too.
+        """
+        try:
+            return await self._start()
+        except _START_ERRORS as error:
+            raise SupervisorError(str(error)) from error
+
+    async def _start(self) -> DeploymentState:
+        spec = self._spec
+        self._claim_name()
+        require_free(spec.router.host, spec.router.http_port, "router.http_port")
+        require_free(spec.router.host, spec.router.grpc_port, "router.grpc_port")
+        export(INSTANCE_VARIABLE, self._instance)
+        self._guardian = Guardian(self._instance)
+        self._save()
+        if not spec.redis.url:
+            self._reporter.begin("Starting Redis")
+            self._redis = await asyncio.to_thread(embedded_redis.start, self._log_dir / "redis.log")
+            self._redis_url = self._redis.url
+        address = spec.ray.address
+        self._reporter.begin(f"Connecting to Ray at {address}" if address else "Starting Ray")
+        # Blocks the loop, in the main thread on purpose: see RayRuntime.connect.
+        self._ray = self._runtime.connect()
+        self._save()
+        await self._start_workers()
+        await self._start_router()
+        self._phase = "ready"
+        self._save()
+        return self.state
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watches and heals until `stop` is set."""
+        router = self._router
+        if router is None:
+            raise AssertionError("run before start")
+        work = [worker.supervise() for worker in self._workers]
+        tasks = [asyncio.create_task(each) for each in (*work, router.supervise(), self._watch_helpers())]
+        waiting = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {waiting}:
+                # Watching ends only by a defect: better to stop, loudly, than to serve unwatched.
+                task.result()
+        finally:
+            for task in (waiting, *tasks):
+                task.cancel()
+            await asyncio.gather(waiting, *tasks, return_exceptions=True)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Lets running requests end, then ends everything that was started here.
+
+        Args:
+            hurry: once set, requests are not waited for any longer.
+        """
+        self._phase = "stopping"
+        self._save()
+        if self._router is not None:
+            self._reporter.begin("Stopping: waiting for running requests")
+            await _unless(hurry, self._router.stop(self._spec.health.drain_timeout_s + 5.0))
+            await _unless(hurry, self._drain_workers())
+            await self._router.stop(0.0 if hurry.is_set() else 5.0)
+            self._router.clean_up()
+        self._reporter.begin("Stopping workers, Ray and Redis")
+        await asyncio.gather(*(worker.stop(_STOP_WORKER_S) for worker in self._workers))
+        if self._ray is not None:
+            self._runtime.disconnect()
+        if self._redis is not None:
+            await asyncio.to_thread(self._redis.stop)
+        await self._sweep()
+        if self._owns_state:
+            remove_state(self._environment.run_dir, self._spec.name)
+
+    async def _sweep(self) -> None:
+        """What Ray left running is ended here; the guardian would do so only after our death."""
+        if self._guardian is None:
+            return
+        survivors = await asyncio.to_thread(end_marked, self._instance, _SWEEP_S)
+        if survivors:
+            pids = ", ".join(str(process.pid) for process in survivors)
+            self._reporter.note(f"these processes could not be ended: {pids}")
+        self._guardian.dismiss()
+
+    def _claim_name(self) -> None:
+        run_dir, name = self._environment.run_dir, self._spec.name
+        state = read_state(run_dir, name)
+        if state is not None and state.alive:
+            raise SupervisorError(
+                f"a deployment named {name!r} runs already (pid {state.supervisor.pid}); "
+                f"`kvrelay down --name {name}` ends it, --name gives this one another name"
+            )
+        if state is not None:
+            # Its guardian has done this, unless the guardian was killed too.
+            end_marked(state.instance, _SWEEP_S)
+        self._owns_state = True
+
+    async def _start_workers(self) -> None:
+        plans = plan_workers(self._spec, self._model, self._redis_url)
+        self._workers = [
+            ManagedWorker(plan, self._runtime, self._spec.health, self._changed) for plan in plans
+        ]
+        count = f"{self._spec.prefill.replicas} prefill, {self._spec.decode.replicas} decode"
+        self._reporter.begin(f"Loading the model into workers ({count})")
+        starting = {asyncio.create_task(worker.start()): worker for worker in self._workers}
+        try:
+            await asyncio.gather(*starting)
+        except WorkerStartError:
+            # Others may be about to fail for the same reason: name all that did by now.
+            failed = [
+                f"{worker.plan.worker_id}: {task.exception()}"
+                for task, worker in starting.items()
+                if task.done() and not task.cancelled() and task.exception()
+            ]
+            raise SupervisorError("\n".join(failed)) from None
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    async def _start_router(self) -> None:
+        infos = [worker.info for worker in self._workers if worker.info is not None]
+        if len(infos) < len(self._workers):
+            raise SupervisorError("a worker was lost while the deployment started")
+        identity = infos[0].identity
+        run_dir = self._environment.run_dir
+        config = plan_router(
+            self._spec,
+            self._model,
+            infos,
+            redis_url=self._redis_url,
+            hash_model=hash_model(identity.model, identity.revision),
+            addresses_file=run_dir / f"{self._spec.name}.router-addresses",
+        )
+        self._router = RouterProcess(
+            config,
+            run_dir=run_dir,
+            log_path=self._log_dir / "router.log",
+            python_path=self._python_path,
+            workers=lambda: [worker.info for worker in self._workers if worker.info is not None],
+            on_change=self._changed,
+        )
+        self._reporter.begin("Starting the router")
+        await self._router.start()
+
+    async def _drain_workers(self) -> None:
+        timeout_s = self._spec.health.drain_timeout_s
+        await asyncio.gather(*(worker.drain(timeout_s) for worker in self._workers))
+
+    async def _watch_helpers(self) -> None:
+        """Restarts the embedded Redis and the guardian when they die."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self._redis is not None and not self._redis.running:
+                self._reporter.note("Redis died; starting it again")
+                try:
+                    # On the same port: workers and routers find it by themselves and publish anew.
+                    self._redis = await asyncio.to_thread(
+                        embedded_redis.start, self._log_dir / "redis.log", self._redis.port
+                    )
+                    self._save()
+                except EmbeddedRedisError as error:
+                    logger.warning("redis does not start", extra=fields(reason=str(error)))
+                    await asyncio.sleep(1.0)
+            if self._guardian is not None and not self._guardian.running:
+                self._guardian = Guardian(self._instance)
+
+    def _changed(self) -> None:
+        """A worker or the router came or went."""
+        if self._router is not None:
+            self._router.workers_changed()
+        self._save()
+        troubles = {worker.plan.worker_id: worker.trouble for worker in self._workers}
+        if self._router is not None:
+            troubles["router"] = self._router.trouble
+        if self._phase == "ready":
+            for name, trouble in troubles.items():
+                if trouble == self._troubles.get(name, ""):
+                    continue
+                self._reporter.note(f"{name}: {trouble}; restarting" if trouble else f"{name} serves again")
+        self._troubles = troubles
+
+    def _save(self) -> None:
+        if self._owns_state:
+            write_state(self._environment.run_dir, self.state)
+
+    def _processes(self) -> Sequence[ProcessRecord]:
+        found: list[ProcessRecord] = []
+        if self._guardian is not None:
+            found.append(_record("guardian", self._guardian.pid))
+        if self._redis is not None:
+            found.append(_record("redis", self._redis.pid))
+        if self._router is not None and (router := self._router.process) is not None:
+            found.append(ProcessRecord(name="router", pid=router.pid, start_ticks=router.start_ticks))
+        for worker in self._workers:
+            if worker.info is not None and worker.started is not None:
+                process = worker.started.process
+                found.append(
+                    ProcessRecord(
+                        name=worker.plan.worker_id,
+                        pid=process.pid,
+                        start_ticks=process.start_ticks,
+                        node_id=worker.started.node_id if self._spec.ray.address else "",
+                    )
+                )
+        return found
+
+
+def _record(name: str, pid: int) -> ProcessRecord:
+    process = identify(pid)
+    return ProcessRecord(name=name, pid=pid, start_ticks=process.start_ticks if process else 0)
+
+
+async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work`, but not beyond the moment when `hurry` is set."""
+    working = asyncio.create_task(work)
+    hurrying = asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait({working, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, hurrying):
+            task.cancel()
+        await asyncio.gather(working, hurrying, return_exceptions=True)

@@ -1,0 +1,117 @@
+"""What one router is to be told: at most one pending entry for each request, however slow it reads."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from kvrelay.v1 import decode_pb2
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """The answer of one attempt so far, from which any part can be sent again.
+
+    Attributes:
+        first_index: index of `token_ids[0]` in the answer.
+        num_sent: leading tokens handed to the current stream.
+        ended_at: when `end` was handed to a stream, seconds on the event loop's clock.
+    """
+
+    request_id: str
+    attempt: int
+    first_index: int
+    token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    end: decode_pb2.EndEvent | None = None
+    num_sent: int = 0
+    ended_at: float | None = None
+
+    def take(self) -> decode_pb2.TokenEvent | None:
+        """The tokens that were not sent yet, as one event."""
+        if self.num_sent == len(self.token_ids):
+            return None
+        event = decode_pb2.TokenEvent(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            index=self.first_index + self.num_sent,
+            token_ids=self.token_ids[self.num_sent :],
+        )
+        if self.num_sent == 0:
+            event.prefilled.cached_tokens = self.cached_tokens
+        self.num_sent = len(self.token_ids)
+        return event
+
+
+class Outbox:
+    """Answers that wait to be sent to one router, and those whose arrival is not sure yet.
+
+    Nothing is queued twice: a request that produces faster than the router reads gets its tokens joined
+    into one event, so the memory is bounded by the requests' own lengths. An answer is kept until
+    `keep_s` after its end was sent. `replay` sends everything that is kept once more, from each answer's
+    first token: the stream before may have swallowed any part of it, and the router takes only what it
+    lacks.
+
+    Args:
+        keep_s: how long a break of the stream may go unnoticed.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._changed: dict[int, Answer] = {}
+        self._unsure: dict[int, Answer] = {}
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Answers kept."""
+        return len(self._unsure)
+
+    def open(self, answer: Answer) -> None:
+        """An attempt begins."""
+        self._unsure[id(answer)] = answer
+
+    def changed(self, answer: Answer) -> None:
+        """Its tokens or its end are to be sent."""
+        self._changed[id(answer)] = answer
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Makes `wait` return."""
+        self._wake.set()
+
+    def replay(self) -> None:
+        """A new stream begins: what was handed to the one before may not have arrived."""
+        self._forget_old()
+        for answer in self._unsure.values():
+            answer.num_sent = 0
+            self.changed(answer)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when there is something to send, at the latest after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def take(self, step: int) -> decode_pb2.DecodeEvents:
+        """Everything that is to be sent now, as one message; a heartbeat where that is nothing."""
+        now = asyncio.get_running_loop().time()
+        message = decode_pb2.DecodeEvents(step=step)
+        for answer in self._changed.values():
+            if (tokens := answer.take()) is not None:
+                message.tokens.append(tokens)
+            if answer.end is not None:
+                message.ends.append(answer.end)
+                answer.ended_at = now
+        message.heartbeat = not self._changed
+        self._changed.clear()
+        self._wake.clear()
+        self._forget_old()
+        return message
+
+    def _forget_old(self) -> None:
+        before = asyncio.get_running_loop().time() - self._keep_s
+        old = [key for key, a in self._unsure.items() if a.ended_at is not None and a.ended_at < before]
+        for key in old:
+            if key not in self._changed:
+                del self._unsure[key]

@@ -1,0 +1,244 @@
+"""Every attempt on a decode worker, from Submit to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from decode_worker.clock import RequestClock
+from decode_worker.errors import WorkFailedError
+from decode_worker.handover import HandedOver, Handover, HandoverTools
+from decode_worker.outbox import Answer
+from decode_worker.session import RouterSession
+from engine.api import EngineRequest, FinishReason, StepOutput, TokenOutput
+from kv_transfer.types import KvTicket
+from kv_transfer.wire import ticket_from_wire
+from kvrelay.v1 import common_pb2, decode_pb2, worker_pb2
+from telemetry.logs import bind_request, fields
+from worker.admission import Refusal, RefusedError
+from worker.requests import at_deadline, engine_request
+
+logger = logging.getLogger(__name__)
+
+_KIND_OF = {
+    Refusal.DRAINING: decode_pb2.WorkError.KIND_OVERLOADED,
+    Refusal.QUEUE_FULL: decode_pb2.WorkError.KIND_OVERLOADED,
+    Refusal.STALE_ATTEMPT: decode_pb2.WorkError.KIND_INVALID,
+    Refusal.INVALID: decode_pb2.WorkError.KIND_INVALID,
+}
+_REASON_OF = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    session: RouterSession
+    work: worker_pb2.WorkRequest
+    sequence: EngineRequest
+    ticket: KvTicket | None
+    answer: Answer
+    clock: RequestClock = field(default_factory=RequestClock)
+    deadline: asyncio.TimerHandle | None = None
+    handover: Handover | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class RequestTable:
+    """Takes requests in, gives each its tokens and exactly one end. Lives in one event loop.
+
+    Attributes:
+        transfer_bytes: read by all finished handovers.
+        transfer_seconds: sum of the durations of their reads.
+    """
+
+    def __init__(self, tools: HandoverTools) -> None:
+        self._tools = tools
+        self._runtime = tools.runtime
+        self._by_engine_id: dict[str, _Attempt] = {}
+        self._by_request: dict[str, _Attempt] = {}
+        # Handovers, those included whose request has ended and which still give things back.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transfer_bytes = 0
+        self.transfer_seconds = 0.0
+
+    @property
+    def num_handovers(self) -> int:
+        """Handovers in progress."""
+        return sum(1 for attempt in self._by_engine_id.values() if attempt.task is not None)
+
+    # What routers say.
+
+    def submit(self, session: RouterSession, submit: decode_pb2.Submit) -> None:
+        """Takes a request in; a refusal is its end. The attempt that is here already goes on as it is."""
+        work = submit.request
+        known = self._by_request.get(work.request_id)
+        if known is not None and known.work.attempt == work.attempt:
+            return
+        sequence = engine_request(work)
+        answer = Answer(work.request_id, work.attempt, first_index=len(work.resumed_token_ids))
+        attempt = _Attempt(session, work, sequence, None, answer)
+        session.outbox.open(answer)
+        has_ticket = submit.HasField("ticket")
+        try:
+            if has_ticket:
+                attempt.ticket = ticket_from_wire(submit.ticket)
+            self._runtime.admission.admit(sequence.request_id, work.request_id, work.attempt, sequence)
+        except RefusedError as refused:
+            self._runtime.metrics.refused(refused.refusal)
+            self._end(attempt, error=WorkFailedError(_KIND_OF[refused.refusal], str(refused), has_ticket))
+            return
+        except ValueError as error:
+            self._end(attempt, error=WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error)))
+            return
+        if known is not None:
+            self._stop(known, common_pb2.FINISH_REASON_CANCELLED, f"attempt {work.attempt} took its place")
+        self._by_engine_id[sequence.request_id] = attempt
+        self._by_request[work.request_id] = attempt
+        attempt.deadline = at_deadline(
+            work.deadline_unix_ms,
+            lambda: self._stop(attempt, common_pb2.FINISH_REASON_DEADLINE, "the deadline passed"),
+        )
+        if attempt.ticket is not None:
+            self._start_handover(attempt, attempt.ticket)
+        else:
+            self._runtime.host.post(
+                lambda engine: engine.submit(sequence), lambda error: self._refused_by_engine(attempt, error)
+            )
+
+    def cancel(self, cancel: decode_pb2.Cancel) -> None:
+        """Ends a request. Unknown ones, and attempts later than the one meant, are left alone."""
+        attempt = self._by_request.get(cancel.request_id)
+        if attempt is not None and attempt.work.attempt <= cancel.attempt:
+            self._stop(attempt, common_pb2.FINISH_REASON_CANCELLED, cancel.reason or "cancelled")
+
+    def abandon(self, session: RouterSession) -> None:
+        """Ends every request of a router that is lost."""
+        for attempt in [a for a in self._by_engine_id.values() if a.session is session]:
+            self._stop(attempt, common_pb2.FINISH_REASON_CANCELLED, "the router is lost")
+
+    # What the engine says.
+
+    def on_step(self, output: StepOutput) -> None:
+        """Gives one step's tokens to their requests."""
+        for done in output.prefills_done:
+            if (attempt := self._by_engine_id.get(done.request_id)) is not None:
+                attempt.clock.local = done
+        for token in output.tokens:
+            if (attempt := self._by_engine_id.get(token.request_id)) is not None:
+                self._take(attempt, token)
+        for failure in output.failures:
+            if (attempt := self._by_engine_id.get(failure.request_id)) is not None:
+                error = WorkFailedError(decode_pb2.WorkError.KIND_INTERNAL, failure.message)
+                self._end(attempt, error=error)
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every request: the engine is of no use any more. Another worker can take them."""
+        for attempt in list(self._by_engine_id.values()):
+            error = WorkFailedError(
+                decode_pb2.WorkError.KIND_OVERLOADED, reason, ticket_alive=attempt.task is not None
+            )
+            self._end(attempt, error=error)
+            if attempt.task is not None:
+                attempt.task.cancel()
+
+    async def close(self) -> None:
+        """Waits until every handover has given back what it held."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # A request's way.
+
+    def _start_handover(self, attempt: _Attempt, ticket: KvTicket) -> None:
+        def proven(handed_over: HandedOver) -> None:
+            attempt.clock.handed_over = handed_over
+            self.transfer_bytes += handed_over.reads.num_bytes
+            self.transfer_seconds += handed_over.reads.busy_s
+
+        handover = Handover(self._tools, attempt.sequence, ticket, proven)
+        attempt.handover = handover
+        attempt.task = asyncio.create_task(self._run_handover(attempt, handover))
+        self._tasks.add(attempt.task)
+        attempt.task.add_done_callback(self._tasks.discard)
+
+    async def _run_handover(self, attempt: _Attempt, handover: Handover) -> None:
+        with bind_request(attempt.work.request_id):
+            try:
+                await handover.run()
+            except WorkFailedError as error:
+                self._handover_failed(attempt, error)
+            except asyncio.CancelledError:
+                # The request has ended already; this task alone is to stop.
+                logger.debug("handover cancelled")
+            # A defect must end its one request, visibly, and not leave it waiting for ever.
+            except Exception as error:
+                logger.exception("handover broke down")
+                failure = WorkFailedError(decode_pb2.WorkError.KIND_INTERNAL, repr(error))
+                self._handover_failed(attempt, failure)
+            finally:
+                attempt.task = None
+                await handover.close()
+
+    def _handover_failed(self, attempt: _Attempt, error: WorkFailedError) -> None:
+        if attempt.answer.end is None:
+            kind = decode_pb2.WorkError.Kind.Name(error.kind).removeprefix("KIND_").lower()
+            self._runtime.metrics.handover_failed(kind)
+            logger.warning("handover failed", extra=fields(kind=kind, reason=str(error)))
+            self._end(attempt, error=error)
+
+    def _refused_by_engine(self, attempt: _Attempt, error: BaseException) -> None:
+        invalid = isinstance(error, ValueError)
+        kind = decode_pb2.WorkError.KIND_INVALID if invalid else decode_pb2.WorkError.KIND_INTERNAL
+        self._end(attempt, error=WorkFailedError(kind, str(error)))
+
+    def _take(self, attempt: _Attempt, token: TokenOutput) -> None:
+        answer = attempt.answer
+        attempt.clock.token()
+        if not answer.token_ids:
+            answer.cached_tokens = attempt.clock.cached_tokens
+        answer.token_ids.append(token.token_id)
+        attempt.session.outbox.changed(answer)
+        if token.finish_reason is not None:
+            self._end(attempt, _REASON_OF[token.finish_reason])
+
+    def _stop(self, attempt: _Attempt, reason: common_pb2.FinishReason, why: str) -> None:
+        """Ends a request before its time, wherever it is, and lets go of what it holds."""
+        if attempt.answer.end is not None:
+            return
+        self._end(attempt, reason)
+        if attempt.task is not None and attempt.handover is not None:
+            attempt.handover.abandon_reason = why
+            attempt.task.cancel()
+        # Its reservation, where it is one, is the handover's to give back; this is for what was adopted.
+        self._runtime.host.post(lambda engine: engine.cancel(attempt.sequence.request_id))
+
+    def _end(
+        self,
+        attempt: _Attempt,
+        reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_ERROR,
+        error: WorkFailedError | None = None,
+    ) -> None:
+        """The one end of a request."""
+        if attempt.answer.end is not None:
+            return
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        engine_id = attempt.sequence.request_id
+        if self._by_engine_id.pop(engine_id, None) is attempt:
+            self._runtime.admission.leave(engine_id)
+        if self._by_request.get(attempt.work.request_id) is attempt:
+            del self._by_request[attempt.work.request_id]
+        attempt.answer.end = decode_pb2.EndEvent(
+            request_id=attempt.work.request_id,
+            attempt=attempt.work.attempt,
+            finish_reason=reason,
+            error=error.to_wire() if error is not None else None,
+            timeline=attempt.clock.timeline(
+                decode_worker=self._runtime.config.worker_id,
+                prefill_worker=attempt.ticket.worker_id if attempt.ticket is not None else "",
+                trace=attempt.work.trace,
+            ),
+        )
+        attempt.session.outbox.changed(attempt.answer)

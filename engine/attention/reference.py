@@ -1,0 +1,49 @@
+"""The plain reference: one sequence and one token at a time, in fp32. Slow, and obviously right."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+
+
+class ReferenceAttention:
+    """Follows the definition: softmax(q k / sqrt(head_dim)) v over a token's own past."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._group = config.num_heads // config.num_kv_heads
+
+    def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
+        """Keeps the step's batch and pool."""
+        self._batch = batch
+        self._kv = kv
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Stores key and value, then attends; see `AttentionBackend`."""
+        batch = self._batch
+        pool = self._kv[:, layer]
+        block_size = pool.shape[3]
+        for token, slot in enumerate(batch.slots.tolist()):
+            block, offset = divmod(slot, block_size)
+            pool[block, 0, :, offset] = key[token]
+            pool[block, 1, :, offset] = value[token]
+        output = torch.empty_like(query)
+        for sequence, context in enumerate(batch.context_lens):
+            start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+            past = torch.arange(context, device=pool.device)
+            blocks = batch.block_tables[sequence, past // block_size]
+            keys = pool[blocks, 0, :, past % block_size].float().repeat_interleave(self._group, dim=1)
+            values = pool[blocks, 1, :, past % block_size].float().repeat_interleave(self._group, dim=1)
+            for token in range(start, end):
+                visible = context - (end - 1 - token)
+                scores = torch.einsum("hd,chd->hc", query[token].float(), keys[:visible])
+                weights = torch.softmax(scores * query.shape[-1] ** -0.5, dim=-1)
+                output[token] = torch.einsum("hc,chd->hd", weights, values[:visible]).to(query.dtype)
+        return output.flatten(1)
+
+
+def create(config: ModelConfig) -> AttentionBackend:
+    """Makes the reference backend."""
+    return ReferenceAttention(config)

@@ -1,0 +1,315 @@
+"""The engine: requests in, one step at a time, tokens out. Implements `engine.api.Engine`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+
+from engine.api import (
+    BlockHasher,
+    EngineRequest,
+    EngineStats,
+    RequestTooLargeError,
+    Reservation,
+    StepOutput,
+)
+from engine.config import EngineConfig
+from engine.kv.block_manager import BlockManager
+from engine.kv.block_pool import require
+from engine.models.base import CausalLM
+from engine.runner import ModelRunner, Sampler
+from engine.sampling.sampler import sample
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence as EngineSequence
+from engine.sequence import SequenceStatus
+from engine.step import StepRecorder
+from engine.stopping import finish_reason
+
+
+class LLMEngine:
+    """One model, one KV pool, one scheduler. See `engine.api.Engine` for the methods.
+
+    Args:
+        model: the model, on the pool's device.
+        kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so it has
+            one block more than can be handed out.
+        config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
+            device are for those who made `model` and `kv`.
+        hasher: names full blocks.
+        sampler: draws tokens from logits.
+
+    Attributes:
+        max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
+            0 the model's own, or what the pool holds if that is less.
+
+    Raises:
+        ValueError: the configured `max_model_len` exceeds the model's or the pool, or the pool's block
+            size is not the configured one.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: torch.Tensor,
+        config: EngineConfig,
+        hasher: BlockHasher,
+        sampler: Sampler = sample,
+    ) -> None:
+        if kv.shape[4] != config.block_size:
+            raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
+        num_blocks = kv.shape[0] - 1
+        self.max_model_len = _max_model_len(model, config, num_blocks)
+        self._vocab_size = model.config.vocab_size
+        self._eos_token_ids = model.config.eos_token_ids
+        self._blocks = BlockManager(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_blocks=-(-self.max_model_len // config.block_size),
+            hasher=hasher if config.enable_prefix_cache else None,
+        )
+        self._scheduler = Scheduler(
+            self._blocks, config.max_batched_tokens, config.max_running, config.prefill_chunk
+        )
+        self._runner = ModelRunner(model, kv, self._blocks.tables, sampler)
+        self._check_each_step = config.check_invariants
+        self._sequences: dict[str, EngineSequence] = {}
+        # Adopted since the last step: their first tokens are still to be emitted.
+        self._adopted: list[EngineSequence] = []
+        self._arrivals = count()
+        self._recorder = StepRecorder(config.block_size)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
+        self._scheduler.add(self._new_sequence(request, hold=False))
+
+    def submit_prefill(self, request: EngineRequest) -> None:
+        """Prefill, draw one token, then hold the blocks until `release`. Raises as `submit`."""
+        self._scheduler.add(self._new_sequence(request, hold=True))
+
+    def release(self, request_id: str) -> None:
+        """Ends a held prefill, finished or not, and frees its blocks."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.hold:
+            self._end(sequence)
+
+    def can_reserve(self, request: EngineRequest) -> None:
+        """Raises RequestTooLargeError where `reserve` could never succeed, ValueError as `submit`."""
+        self._check(request)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        """Sets blocks aside for the whole context and the next block; None where there is no room now.
+
+        The head of the queue and the running sequences keep their room. Raises as `submit`.
+        """
+        sequence = self._new_sequence(request, hold=False)
+        hits = self._scheduler.reserve(sequence)
+        if hits is None:
+            del self._sequences[request.request_id]
+            return None
+        context_blocks = self._blocks.blocks_for(request.num_context_tokens)
+        return Reservation(
+            request_id=request.request_id,
+            block_ids=tuple(sequence.blocks[:context_blocks]),
+            num_cached_tokens=hits,
+        )
+
+    def adopt(self, request_id: str, first_token_id: int) -> None:
+        """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
+
+        Raises ValueError, changing nothing, where there is no such reservation or token.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.status is not SequenceStatus.RESERVED:
+            raise ValueError(f"nothing is reserved for {request_id}")
+        self._check_tokens((first_token_id,))
+        sequence.num_computed = sequence.num_tokens
+        self._blocks.seal(sequence)
+        sequence.token_ids.append(first_token_id)
+        sequence.context_done = True
+        self._scheduler.run(sequence)
+        self._adopted.append(sequence)
+
+    def abandon(self, request_id: str, unsettled: frozenset[int] = frozenset()) -> None:
+        """Gives a reservation up. Blocks in `unsettled` are quarantined until `settle`.
+
+        Raises ValueError, changing nothing, where one of them is no block of the reservation that is to
+        be read.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.status is SequenceStatus.RESERVED:
+            self._blocks.free(sequence, unsettled)
+            self._end(sequence)
+
+    def settle(self, block_ids: Sequence[int]) -> None:
+        """Frees quarantined blocks. Raises ValueError, changing nothing, where one is not quarantined."""
+        self._blocks.pool.settle(block_ids)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a sequence in whatever state but reserved; its blocks are freed at once."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.status is not SequenceStatus.RESERVED:
+            self._end(sequence)
+
+    def has_work(self) -> bool:
+        """Whether `step` would run, emit or report something."""
+        return bool(self._adopted) or self._blocks.cache.has_events or self._scheduler.can_schedule()
+
+    def step(self) -> StepOutput:
+        """Schedules, runs and samples once. Returns an empty output where nothing can run.
+
+        Raises what the model raises when it fails whatever it is given; the engine is of no use then.
+        """
+        recorder = self._recorder
+        recorder.begin()
+        self._emit_adopted()
+        schedule = self._scheduler.schedule(time.monotonic())
+        if schedule.sequences:
+            start_unix_ns = time.time_ns()
+            result = self._runner.run(schedule)
+            end_unix_ns = time.time_ns()
+            for index, (sequence, num_run) in enumerate(
+                zip(schedule.sequences, schedule.counts, strict=True)
+            ):
+                failure = result.failures.get(index)
+                if failure is not None:
+                    recorder.failed(sequence, failure.message)
+                    self._fail(sequence, failure.kv_is_suspect)
+                    continue
+                sequence.num_computed += num_run
+                sequence.recompute_last = False
+                self._blocks.seal(sequence)
+                if sequence.hold:
+                    recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
+                token_id = result.tokens.get(index)
+                if token_id is not None:
+                    self._take_token(sequence, token_id)
+        output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
+        if self._check_each_step:
+            self.check_invariants()
+        return output
+
+    def stats(self) -> EngineStats:
+        """Current gauges and totals."""
+        pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
+        queued = sum(s.num_tokens for s in scheduler.waiting)
+        queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            queued_prefill_tokens=queued,
+            blocks_total=pool.total,
+            blocks_free=pool.num_free,
+            blocks_cached=pool.num_cached,
+            blocks_pinned=pool.num_pinned,
+            blocks_quarantined=pool.num_quarantined,
+            prompt_tokens_total=totals.prompt_tokens,
+            cached_tokens_total=totals.cached_tokens,
+            generated_tokens_total=totals.generated_tokens,
+            preemptions_total=scheduler.preemptions,
+        )
+
+    def cached_block_hashes(self) -> list[bytes]:
+        """Every block the prefix cache holds, parents before children: to publish anew after a loss."""
+        return self._blocks.cache.hashes()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError naming the broken invariant."""
+        sequences = self._sequences.values()
+        self._blocks.check_invariants(s for s in sequences if s.blocks)
+        self._scheduler.check_invariants()
+        for status, queue in (
+            (SequenceStatus.WAITING, self._scheduler.waiting),
+            (SequenceStatus.RUNNING, self._scheduler.running),
+        ):
+            known = {s.request_id for s in sequences if s.status is status}
+            require(known == {s.request_id for s in queue}, f"known {status.name} sequences are queued")
+        require(all(s.status is not SequenceStatus.ENDED for s in sequences), "ended sequences are forgotten")
+        require(
+            all(bool(s.blocks) == (s.status is not SequenceStatus.WAITING) for s in sequences),
+            "all sequences but the waiting ones hold blocks",
+        )
+
+    def _check(self, request: EngineRequest) -> None:
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id} is in use")
+        if not request.prompt_token_ids:
+            raise ValueError("the prompt is empty")
+        self._check_tokens(request.prompt_token_ids)
+        self._check_tokens(request.resumed_token_ids)
+        if len(request.resumed_token_ids) >= request.sampling.max_tokens:
+            raise ValueError(
+                f"nothing is left to generate: {len(request.resumed_token_ids)} tokens of at most "
+                f"{request.sampling.max_tokens} are there"
+            )
+        if request.num_context_tokens >= self.max_model_len:
+            raise RequestTooLargeError(
+                f"{request.num_context_tokens} tokens leave no room for an answer: "
+                f"prompt and answer together can have {self.max_model_len}"
+            )
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+
+    def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
+        self._check(request)
+        sequence = EngineSequence(request, next(self._arrivals), hold, time.monotonic())
+        self._sequences[request.request_id] = sequence
+        return sequence
+
+    def _emit_adopted(self) -> None:
+        adopted, self._adopted = self._adopted, []
+        for sequence in adopted:
+            self._emit(sequence)
+
+    def _take_token(self, sequence: EngineSequence, token_id: int) -> None:
+        sequence.token_ids.append(token_id)
+        self._recorder.generated_tokens += 1
+        if not sequence.context_done:
+            sequence.context_done = True
+            self._recorder.prefill_done(sequence)
+        if sequence.hold:
+            self._scheduler.remove(sequence, SequenceStatus.HELD)
+        self._emit(sequence)
+
+    def _emit(self, sequence: EngineSequence) -> None:
+        """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
+        index = sequence.next_index - 1
+        token_id = sequence.token_ids[-1]
+        reason = finish_reason(
+            sequence.request.sampling,
+            token_id,
+            index,
+            sequence.num_tokens,
+            self._eos_token_ids,
+            self.max_model_len,
+        )
+        self._recorder.token(sequence, index, token_id, reason)
+        if reason is not None and not sequence.hold:
+            self._end(sequence)
+
+    def _fail(self, sequence: EngineSequence, kv_is_suspect: bool) -> None:
+        blocks = list(sequence.blocks)
+        freed = self._end(sequence)
+        if kv_is_suspect:
+            self._runner.scrub(freed + self._blocks.forget(blocks))
+
+    def _end(self, sequence: EngineSequence) -> list[int]:
+        """Forgets a sequence; returns the blocks that nobody wants any more."""
+        self._scheduler.remove(sequence, SequenceStatus.ENDED)
+        del self._sequences[sequence.request_id]
+        self._adopted = [other for other in self._adopted if other is not sequence]
+        return self._blocks.free(sequence)
+
+
+def _max_model_len(model: CausalLM, config: EngineConfig, num_blocks: int) -> int:
+    own = model.config.max_position_embeddings
+    held = num_blocks * config.block_size
+    if config.max_model_len > own:
+        raise ValueError(f"max_model_len is {config.max_model_len}, but the model's limit is {own} tokens")
+    if config.max_model_len > held:
+        raise ValueError(f"max_model_len is {config.max_model_len}, but the KV pool holds {held} tokens")
+    return config.max_model_len or min(own, held)

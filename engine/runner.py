@@ -1,0 +1,202 @@
+"""Runs a schedule on the model: tensors in, one drawn token for each finished context out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.api import SamplingParams
+from engine.kv.block_pool import SCRATCH_BLOCK
+from engine.kv.block_table import BlockTables
+from engine.models.base import CausalLM
+from engine.models.batch import ForwardBatch
+from engine.scheduler import Schedule
+from telemetry.logs import fields
+
+logger = logging.getLogger(__name__)
+
+# As `engine.sampling.sampler.sample`.
+Sampler = Callable[
+    [torch.Tensor, Sequence[SamplingParams], Sequence[int], frozenset[int]],
+    torch.Tensor,
+]
+
+# Steps in a row in which every sequence failed, after which the model itself must be broken.
+MAX_FAILED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """Why one sequence failed. `kv_is_suspect`: its logits were not numbers, so its KV may not be either."""
+
+    message: str
+    kv_is_suspect: bool
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What a schedule gave, by index into its sequences: drawn tokens and failures."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, RunFailure] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Owns the model and the pool's tensor.
+
+    Args:
+        model: the model.
+        kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim].
+        tables: block tables of the scheduled sequences.
+        sampler: draws the tokens.
+    """
+
+    def __init__(self, model: CausalLM, kv: torch.Tensor, tables: BlockTables, sampler: Sampler) -> None:
+        self._model = model
+        self._kv = kv
+        self._tables = tables
+        self._sampler = sampler
+        self._block_size = kv.shape[4]
+        self._failed_steps = 0
+
+    def run(self, schedule: Schedule) -> RunResult:
+        """Runs one step.
+
+        An exception of the model is traced to the sequences that cause it by running each alone, which
+        is safe: a step's KV is written to the same slots again, and draws do not depend on the batch.
+        Where nothing succeeds in `MAX_FAILED_STEPS` steps in a row, the exception is raised, for then it
+        is not the requests' fault.
+        """
+        try:
+            result = self._execute(schedule)
+        # Any error of a model may come from one request's input; which one is found out here.
+        except Exception as error:
+            logger.exception("step failed", extra=fields(batch_size=len(schedule.sequences)))
+            result = self._run_each_alone(schedule, error)
+            if len(result.failures) == len(schedule.sequences):
+                self._failed_steps += 1
+                if self._failed_steps >= MAX_FAILED_STEPS:
+                    raise
+                return result
+        self._failed_steps = 0
+        return result
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks and the scratch block, for NaN there would spread even through masked attention."""
+        self._kv[[SCRATCH_BLOCK, *blocks]] = 0
+
+    def build_batch(self, schedule: Schedule) -> ForwardBatch:
+        """The tensors of a schedule, on the pool's device."""
+        sequences = schedule.sequences
+        rows = np.array([sequence.row for sequence in sequences], dtype=np.int64)
+        starts = np.array([sequence.num_computed for sequence in sequences], dtype=np.int64)
+        counts = np.array(schedule.counts, dtype=np.int64)
+        ends = starts + counts
+        query_starts = np.zeros(len(sequences) + 1, dtype=np.int64)
+        np.cumsum(counts, out=query_starts[1:])
+
+        positions = np.arange(schedule.num_tokens, dtype=np.int64)
+        positions += np.repeat(starts - query_starts[:-1], counts)
+        block_index, offsets = np.divmod(positions, self._block_size)
+        owners = self._tables.array[np.repeat(rows, counts), block_index]
+        for i, sequence in enumerate(sequences):
+            if sequence.recompute_last:
+                owners[query_starts[i]] = SCRATCH_BLOCK
+        slots = owners * self._block_size + offsets
+
+        num_blocks = -(-ends // self._block_size)
+        width = int(num_blocks.max())
+        block_tables = self._tables.array[rows, :width]
+        # Blocks may be allocated beyond the context so far; what they hold is nobody's business.
+        block_tables[np.arange(width) >= num_blocks[:, None]] = SCRATCH_BLOCK
+
+        token_ids = np.fromiter(
+            chain.from_iterable(
+                sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
+                for sequence, count in zip(sequences, schedule.counts, strict=True)
+            ),
+            dtype=np.int64,
+            count=schedule.num_tokens,
+        )
+        totals = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
+        logits_rows = (query_starts[1:] - 1)[ends == totals]
+        return ForwardBatch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(slots),
+            query_starts=tuple(query_starts.tolist()),
+            context_lens=tuple(ends.tolist()),
+            block_tables=self._tensor(block_tables),
+            logits_rows=self._tensor(logits_rows),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._kv.device)
+
+    def _execute(self, schedule: Schedule) -> RunResult:
+        result = RunResult()
+        drawing = [
+            index
+            for index, (sequence, count) in enumerate(zip(schedule.sequences, schedule.counts, strict=True))
+            if sequence.num_computed + count == len(sequence.token_ids)
+        ]
+        with torch.inference_mode():
+            logits = self._model.forward(self.build_batch(schedule), self._kv)
+            if not drawing:
+                return result
+            bad = _rows_that_are_not_numbers(logits)
+            for row in bad:
+                message = "the model's output is not a number (NaN or infinite)"
+                result.failures[drawing[row]] = RunFailure(message, kv_is_suspect=True)
+            if bad:
+                good = [row for row in range(len(drawing)) if row not in bad]
+                logits = logits[good]
+                drawing = [drawing[row] for row in good]
+                if not drawing:
+                    return result
+            sequences = [schedule.sequences[index] for index in drawing]
+            drawn = self._sampler(
+                logits,
+                [sequence.request.sampling for sequence in sequences],
+                [sequence.next_index for sequence in sequences],
+                self._model.config.eos_token_ids,
+            )
+        result.tokens.update(zip(drawing, drawn.tolist(), strict=True))
+        return result
+
+    def _run_each_alone(self, schedule: Schedule, error: Exception) -> RunResult:
+        message = f"{type(error).__name__}: {error}"
+        if len(schedule.sequences) == 1:
+            return RunResult(failures={0: RunFailure(message, kv_is_suspect=False)})
+        result = RunResult()
+        for index, (sequence, count) in enumerate(zip(schedule.sequences, schedule.counts, strict=True)):
+            alone = Schedule()
+            alone.add(sequence, count)
+            try:
+                outcome = self._execute(alone)
+            # As in `run`: whatever the model raises for this sequence alone is this sequence's failure.
+            except Exception as own:
+                failure = RunFailure(f"{type(own).__name__}: {own}", kv_is_suspect=False)
+                result.failures[index] = failure
+                continue
+            if outcome.failures:
+                result.failures[index] = outcome.failures[0]
+            if outcome.tokens:
+                result.tokens[index] = outcome.tokens[0]
+        return result
+
+
+def _rows_that_are_not_numbers(logits: torch.Tensor) -> set[int]:
+    """Rows of [R, vocab] with NaN or infinite entries, in one pass over the data where there is none."""
+    sums = logits.sum(dim=-1)
+    if bool(torch.isfinite(sums).all()):
+        return set()
+    # A sum may overflow where no entry does.
+    finite = torch.isfinite(logits).all(dim=-1)
+    return set((~finite).nonzero().flatten().tolist())

@@ -1,0 +1,111 @@
+"""One sequence on its way through the engine: its tokens, its blocks and how far it has come."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from engine.api import EngineRequest
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands.
+
+    WAITING holds no blocks; RESERVED, RUNNING and HELD do. RESERVED and HELD are never preempted.
+    """
+
+    WAITING = auto()
+    RESERVED = auto()
+    RUNNING = auto()
+    HELD = auto()
+    ENDED = auto()
+
+
+class Sequence:
+    """Mutable state of one sequence, owned by the engine's thread.
+
+    Attributes:
+        arrival: order of submission; lower goes first, the highest is preempted first.
+        hold: a prefill for another worker: draw one token, then hold the blocks. Never preempted.
+        token_ids: prompt, resumed and generated tokens. The KV of the last generated one is not written
+            until the next step.
+        num_computed: leading tokens whose KV is written.
+        recompute_last: the KV of token `num_computed` lies in a shared block already; the next step
+            computes it again for its logits alone and must not store it.
+        blocks: physical blocks in token order; mirrored in the row `row` of the block tables.
+        block_hashes: names of the leading full blocks, as far as anybody has asked for them.
+        num_sealed: leading full blocks that have been offered to the prefix cache.
+        num_announced: leading blocks named in KvReady.
+        cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
+            before the first one.
+        context_done: the first token of this attempt has been drawn.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival",
+        "block_hashes",
+        "blocks",
+        "cached_tokens",
+        "context_done",
+        "hold",
+        "num_announced",
+        "num_computed",
+        "num_prompt",
+        "num_sealed",
+        "recompute_last",
+        "request",
+        "row",
+        "status",
+        "submitted_s",
+        "token_ids",
+    )
+
+    def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.hold = hold
+        self.submitted_s = submitted_s
+        self.admitted_s = submitted_s
+        self.status = SequenceStatus.WAITING
+        self.token_ids: list[int] = [*request.prompt_token_ids, *request.resumed_token_ids]
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_computed = 0
+        self.recompute_last = False
+        self.blocks: list[int] = []
+        self.row = -1
+        self.block_hashes: list[bytes] = []
+        self.num_sealed = 0
+        self.num_announced = 0
+        self.cached_tokens: int | None = None
+        self.context_done = False
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, resumed and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that must be run before the next one can be drawn; at least 1."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def next_index(self) -> int:
+        """Index in the answer of the next token to be drawn, resumed tokens counted."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def tokens_to_hold(self) -> int:
+        """Tokens to allocate blocks for at admission: a sequence that decodes on gets its next one too."""
+        return len(self.token_ids) + (0 if self.hold else 1)
+
+    def forget_progress(self) -> None:
+        """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""
+        self.num_computed = 0
+        self.num_sealed = 0
+        self.recompute_last = False

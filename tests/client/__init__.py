@@ -1,0 +1,1 @@
+"""Tests of the client SDK, against a real gRPC server with scripted answers."""

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from decode_worker.room import Room
+from engine.api import RequestTooLargeError
+from tests.support.requests import prompt, work_request
+from tests.support.workers import eventually, worker_config
+from worker.assembly import assemble
+from worker.host import EngineHost
+from worker.requests import engine_request
+
+
+async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
+    assembly = await asyncio.to_thread(assemble, worker_config(model_dir, "d", num_blocks=12, max_model_len=192))
+    host = EngineHost(assembly.engine, lambda _: None, lambda _: None)
+    host.start()
+    try:
+        room = Room(host)
+        large = engine_request(work_request("large", prompt(180)))
+        first = engine_request(work_request("first", prompt(100)))
+        small = engine_request(work_request("small", prompt(10)))
+        assert (await room.reserve(first)).num_cached_tokens == 0
+        order: list[str] = []
+
+        async def ask(name: str) -> None:
+            await room.reserve({"large": large, "small": small}[name])
+            order.append(name)
+
+        waiting = [asyncio.create_task(ask("large"))]
+        await asyncio.sleep(0)
+        # There is room for this one now, but it came later.
+        waiting.append(asyncio.create_task(ask("small")))
+        await host.call(lambda engine: engine.stats())
+        assert not order
+        host.post(lambda engine: engine.abandon(first.request_id))
+        await eventually(lambda: order == ["large"])
+        host.post(lambda engine: engine.abandon(large.request_id))
+        await eventually(lambda: order == ["large", "small"])
+
+        # One that gives up lets the next one through.
+        await host.call(lambda engine: engine.reserve(first))
+        waiting[0] = asyncio.create_task(ask("large"))
+        host.post(lambda engine: engine.abandon(small.request_id))
+        await asyncio.sleep(0)
+        waiting[1] = asyncio.create_task(ask("small"))
+        waiting[0].cancel()
+        await eventually(lambda: order == ["large", "small", "small"])
+
+        with pytest.raises(RequestTooLargeError):
+            await room.reserve(engine_request(work_request("huge", prompt(192))))
+    finally:
+        await host.stop()

@@ -1,0 +1,268 @@
+"""A model whose answer depends on every token of its context, read back through the block tables.
+
+The KV of a token is (token id, digest of the context up to it); the digest continues from the one that
+lies in the pool at the position before. A wrong block table, a block reused too early or a slot written
+twice therefore changes every later token. All values are integers below 2**17, exact in fp32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.api import EngineRequest, FinishReason, SamplingParams, StepOutput
+from engine.config import EngineConfig
+from engine.core import LLMEngine
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+from engine.sampling.sampler import sample
+from prefix_index.hashing import ChainHasher
+
+VOCAB = 23
+EOS = 5
+MODULUS = 65521
+MAX_MODEL_LEN = 512
+
+MODEL_CONFIG = ModelConfig(
+    family="digest",
+    vocab_size=VOCAB,
+    hidden_size=1,
+    intermediate_size=1,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    max_position_embeddings=MAX_MODEL_LEN,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    qkv_bias=False,
+    eos_token_ids=frozenset({EOS}),
+    bos_token_id=None,
+)
+
+
+def next_digest(previous: int, token_id: int, position: int) -> int:
+    """Digest of a context that ends with `token_id`."""
+    return (previous * 31 + token_id * 7 + position + 1) % MODULUS
+
+
+def kv_of(token_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """The KV that the model writes for each token."""
+    entries: list[tuple[int, int]] = []
+    digest = 0
+    for position, token_id in enumerate(token_ids):
+        digest = next_digest(digest, token_id, position)
+        entries.append((token_id, digest))
+    return entries
+
+
+def logits_of(digest: int, total: int) -> torch.Tensor:
+    """[VOCAB] fp32, spread enough that no two are near each other."""
+    columns = torch.arange(1, VOCAB + 1, dtype=torch.float64)
+    return (4 * torch.sin((digest + 1) * columns * 0.7 + total * (columns + 2) * 1.3)).float()
+
+
+def total_of(token_ids: Sequence[int]) -> int:
+    """What the model sums over its whole context."""
+    return sum((position + 1) * token_id for position, token_id in enumerate(token_ids)) % MODULUS
+
+
+class DigestModel:
+    """See the module. `poison` makes forward raise, and `nan` spoils logits, where a batch has the token."""
+
+    def __init__(self, poison: int | None = None, nan: int | None = None) -> None:
+        self.config = MODEL_CONFIG
+        self.poison = poison
+        self.nan = nan
+        self.broken = False
+        self.tokens_run = 0
+        self.batches: list[ForwardBatch] = []
+
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.forward`, checking what `ForwardBatch` promises."""
+        self.batches.append(batch)
+        block_size = kv.shape[4]
+        tokens = batch.token_ids.tolist()
+        positions = batch.positions.tolist()
+        slots = batch.slots.tolist()
+        stored = [slot for slot in slots if slot >= block_size]
+        assert len(set(stored)) == len(stored), "two tokens share a slot"
+        if self.broken or (self.poison is not None and self.poison in tokens):
+            raise RuntimeError("poisoned")
+        self.tokens_run += len(tokens)
+        wanted = batch.logits_rows.tolist()
+        rows: dict[int, torch.Tensor] = {}
+        for i, context_len in enumerate(batch.context_lens):
+            start, end = batch.query_starts[i], batch.query_starts[i + 1]
+            table = batch.block_tables[i].tolist()
+            used = -(-context_len // block_size)
+            assert all(table[:used]), "a context lies in no scratch block"
+            assert not any(table[used:]), "the table is padded with scratch"
+            assert positions[start:end] == list(range(context_len - (end - start), context_len))
+            digest = 0
+            for row in range(start, end):
+                position = positions[row]
+                block, offset = divmod(slots[row], block_size)
+                assert block in (0, table[position // block_size])
+                assert offset == position % block_size
+                digest = self._digest_before(kv, table, position)
+                digest = next_digest(digest, tokens[row], position)
+                kv[block, 0, 0, 0, offset, 0] = tokens[row]
+                kv[block, 0, 1, 0, offset, 0] = digest
+            if end - 1 in wanted:
+                keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[:context_len]
+                places = torch.arange(1, context_len + 1, dtype=torch.float64)
+                total = int((keys.double() * places).sum().item()) % MODULUS
+                rows[end - 1] = logits_of(digest, total)
+                if self.nan is not None and self.nan in tokens[start:end]:
+                    rows[end - 1][3] = torch.nan
+                    # As with a real model: what it wrote is no number either.
+                    for slot in slots[start:end]:
+                        kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
+        if not wanted:
+            return torch.empty(0, VOCAB)
+        return torch.stack([rows[row] for row in wanted])
+
+    @staticmethod
+    def _digest_before(kv: torch.Tensor, table: list[int], position: int) -> int:
+        if position == 0:
+            return 0
+        block, offset = divmod(position - 1, kv.shape[4])
+        return int(kv[table[block], 0, 1, 0, offset, 0].item())
+
+
+def params(
+    max_tokens: int = 8,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    min_tokens: int = 0,
+    ignore_eos: bool = True,
+) -> SamplingParams:
+    """Greedy without EOS unless told otherwise."""
+    return SamplingParams(
+        temperature=temperature,
+        top_p=1.0,
+        top_k=0,
+        seed=seed,
+        choice=0,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=ignore_eos,
+    )
+
+
+def request(
+    request_id: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams | None = None,
+    resumed: Sequence[int] = (),
+    salt: str = "",
+) -> EngineRequest:
+    """A request with `params()` unless told otherwise."""
+    return EngineRequest(request_id, tuple(prompt), sampling or params(), tuple(resumed), salt)
+
+
+@functools.lru_cache(maxsize=4096)
+def reference(
+    wanted: EngineRequest, max_model_len: int = MAX_MODEL_LEN
+) -> tuple[tuple[int, ...], FinishReason]:
+    """The answer's tokens (resumed ones not repeated) and its end, computed one by one from scratch."""
+    context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
+    sampling = wanted.sampling
+    answer: list[int] = []
+    while True:
+        index = len(wanted.resumed_token_ids) + len(answer)
+        digest = kv_of(context)[-1][1]
+        logits = logits_of(digest, total_of(context))
+        token = int(sample(logits[None], [sampling], [index], frozenset({EOS}))[0])
+        context.append(token)
+        answer.append(token)
+        stops = sampling.stop_token_ids | (set() if sampling.ignore_eos else {EOS})
+        if token in stops and index >= sampling.min_tokens:
+            return tuple(answer), FinishReason.STOP
+        if index + 1 >= sampling.max_tokens or len(context) >= max_model_len:
+            return tuple(answer), FinishReason.LENGTH
+
+
+def make_engine(
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+) -> LLMEngine:
+    """An engine over a DigestModel that checks its invariants after each step."""
+    engine, _ = make_engine_and_pool(num_blocks, block_size, model, **settings)
+    return engine
+
+
+def make_engine_and_pool(
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+) -> tuple[LLMEngine, torch.Tensor]:
+    """As `make_engine`, with the pool."""
+    values: dict[str, int | bool] = {"check_invariants": True, **settings}
+    config = EngineConfig(
+        model_dir=Path("unused"),
+        block_size=block_size,
+        **values,  # type: ignore[arg-type]
+    )
+    # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
+    pool = torch.full((num_blocks + 1, 1, 2, 1, block_size, 1), 99_999.0)
+    engine = LLMEngine(model or DigestModel(), pool, config, ChainHasher("digest", block_size))
+    return engine, pool
+
+
+def transfer(pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[int], skip: int = 0) -> None:
+    """Writes the KV of `token_ids` into a pool, as a read from another worker would; not the first `skip`."""
+    block_size = pool.shape[4]
+    for position, (token_id, digest) in enumerate(kv_of(token_ids)):
+        if position >= skip:
+            block, offset = divmod(position, block_size)
+            pool[block_ids[block], 0, 0, 0, offset, 0] = token_id
+            pool[block_ids[block], 0, 1, 0, offset, 0] = digest
+
+
+def holds(pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
+    """Whether blocks hold the KV of `token_ids`."""
+    found = pool[list(block_ids), 0, :, 0, :, 0]  # [blocks, 2, block_size]
+    pairs = found.transpose(1, 2).reshape(-1, 2)[: len(token_ids)]
+    expected = torch.tensor(kv_of(token_ids), dtype=pairs.dtype).reshape(-1, 2)
+    return torch.equal(pairs, expected)
+
+
+class Answers:
+    """Collects tokens from step outputs, refusing gaps, repetitions and tokens after the end."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self.first: dict[str, int] = {}
+
+    def take(self, output: StepOutput) -> None:
+        """Takes one step's tokens."""
+        for token in output.tokens:
+            name = token.request_id
+            assert name not in self.ends, f"{name} goes on after its end"
+            first = self.first.setdefault(name, token.index)
+            answer = self.tokens.setdefault(name, [])
+            assert token.index == first + len(answer)
+            answer.append(token.token_id)
+            if token.finish_reason is not None:
+                self.ends[name] = token.finish_reason
+
+    def of(self, name: str) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Tokens and end of one request, as `reference` gives them."""
+        return tuple(self.tokens.get(name, ())), self.ends.get(name)
+
+
+def run_all(engine: LLMEngine, limit: int = 5000) -> tuple[Answers, list[StepOutput]]:
+    """Steps until nothing is left to do."""
+    answers = Answers()
+    outputs: list[StepOutput] = []
+    while engine.has_work():
+        output = engine.step()
+        answers.take(output)
+        outputs.append(output)
+        assert len(outputs) < limit, "the engine does not come to an end"
+    return answers, outputs

@@ -1,0 +1,247 @@
+"""The whole engine under random use, against answers computed one by one from scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.api import EngineRequest, Reservation, StepOutput
+from tests.engine.digest_model import (
+    Answers,
+    DigestModel,
+    holds,
+    make_engine_and_pool,
+    params,
+    reference,
+    request,
+    transfer,
+)
+
+BLOCK = 4
+NAN_TOKEN = 22
+
+# Few different tokens, so that prefixes meet; now and then the one that the model chokes on.
+PROMPTS = st.lists(st.sampled_from([0, 0, 0, 0, 1, 1, 1, 1, 1, NAN_TOKEN]), min_size=1, max_size=18)
+SAMPLING = st.builds(
+    params,
+    st.integers(1, 14),
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 2),
+    min_tokens=st.integers(0, 2),
+    ignore_eos=st.booleans(),
+)
+CHOICE = st.integers(0, 1000)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = 0
+        self.answers = Answers()
+        self.requests: dict[str, EngineRequest] = {}
+        self.decoding: set[str] = set()
+        self.held: dict[str, list[int]] = {}
+        self.reserved: dict[str, Reservation] = {}
+        self.quarantined: set[int] = set()
+        self.index: set[bytes] = set()
+
+    @initialize(
+        num_blocks=st.integers(7, 14),
+        cache=st.booleans(),
+        budget=st.sampled_from([3, 12, 64]),
+        chunk=st.sampled_from([1, 5, 64]),
+        running=st.sampled_from([2, 8]),
+    )
+    def start(self, num_blocks: int, cache: bool, budget: int, chunk: int, running: int) -> None:
+        self.engine, self.pool = make_engine_and_pool(
+            num_blocks,
+            BLOCK,
+            DigestModel(nan=NAN_TOKEN),
+            enable_prefix_cache=cache,
+            max_batched_tokens=budget,
+            prefill_chunk=chunk,
+            max_running=running,
+        )
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3))
+    def submit(self, prompt: list[int], sampling: object, resume: int) -> None:
+        wanted = self._request(prompt, sampling, resume)
+        self.engine.submit(wanted)
+        self.decoding.add(wanted.request_id)
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING)
+    def submit_prefill(self, prompt: list[int], sampling: object) -> None:
+        wanted = self._request(prompt, sampling, 0)
+        self.engine.submit_prefill(wanted)
+        self.held[wanted.request_id] = []
+
+    @precondition(lambda self: self.held)
+    @rule(choice=CHOICE)
+    def release(self, choice: int) -> None:
+        name = self._pick(self.held, choice)
+        self.engine.release(name)
+        del self.held[name]
+        self.engine.check_invariants()
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3))
+    def reserve(self, prompt: list[int], sampling: object, resume: int) -> None:
+        wanted = self._request(prompt, sampling, resume)
+        self.engine.can_reserve(wanted)
+        reservation = self.engine.reserve(wanted)
+        self.engine.check_invariants()
+        if reservation is None:
+            return
+        context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
+        hits = reservation.num_cached_tokens
+        assert hits % BLOCK == 0
+        assert holds(self.pool, reservation.block_ids[: hits // BLOCK], context[:hits])
+        # The read has begun: garbage until it ends.
+        self.pool[list(reservation.block_ids[hits // BLOCK :])] = -7.0
+        self.reserved[wanted.request_id] = reservation
+
+    @precondition(lambda self: self.reserved)
+    @rule(choice=CHOICE)
+    def adopt(self, choice: int) -> None:
+        name = self._pick(self.reserved, choice)
+        reservation = self.reserved.pop(name)
+        wanted = self.requests[name]
+        context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
+        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_cached_tokens)
+        self.engine.adopt(name, self._expected(name)[0][0])
+        self.decoding.add(name)
+        self.engine.check_invariants()
+
+    @precondition(lambda self: self.reserved)
+    @rule(choice=CHOICE, some=st.sets(st.integers(0, 5)))
+    def abandon(self, choice: int, some: set[int]) -> None:
+        name = self._pick(self.reserved, choice)
+        reservation = self.reserved.pop(name)
+        own = reservation.block_ids[reservation.num_cached_tokens // BLOCK :]
+        unsettled = frozenset(own[place] for place in some if place < len(own))
+        self.engine.abandon(name, unsettled)
+        self.quarantined |= unsettled
+        self.engine.check_invariants()
+
+    @precondition(lambda self: self.quarantined)
+    @rule(choice=CHOICE)
+    def settle(self, choice: int) -> None:
+        block = sorted(self.quarantined)[choice % len(self.quarantined)]
+        # The read ends late: whoever used the block meanwhile would notice.
+        self.pool[block] = -9.0
+        self.engine.settle([block])
+        self.quarantined.remove(block)
+        self.engine.check_invariants()
+
+    @precondition(lambda self: self.decoding)
+    @rule(choice=CHOICE)
+    def cancel(self, choice: int) -> None:
+        name = self._pick(self.decoding, choice)
+        self.engine.cancel(name)
+        self.decoding.discard(name)
+        self.engine.check_invariants()
+
+    @rule(times=st.integers(1, 5))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            had_work = self.engine.has_work()
+            before = self.engine.stats()
+            output = self.engine.step()
+            did = output.tokens or output.num_tokens or output.cache_events.stored
+            did = did or output.cache_events.evicted or self.engine.stats() != before
+            assert bool(did) == had_work
+            self._take(output)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for name in list(self.held):
+            self.engine.release(name)
+        for name in list(self.reserved):
+            self.engine.abandon(name)
+        self.engine.settle(sorted(self.quarantined))
+        self.held.clear()
+        self.reserved.clear()
+        for _ in range(3000):
+            if not self.engine.has_work():
+                break
+            self._take(self.engine.step())
+        assert not self.decoding, "sequences wait for ever"
+        stats = self.engine.stats()
+        assert (stats.running, stats.waiting, stats.queued_prefill_tokens) == (0, 0, 0)
+        assert (stats.blocks_pinned, stats.blocks_quarantined) == (0, 0)
+        assert not self.pool.isnan().any()
+
+    def _request(self, prompt: list[int], sampling: object, resume: int) -> EngineRequest:
+        """A request that fits, resumed where its reference answer had `resume` tokens, if it had more."""
+        self.names += 1
+        wanted = request(f"r{self.names}", prompt, sampling)  # type: ignore[arg-type]
+        whole = reference(wanted, self.engine.max_model_len)[0]
+        if resume < len(whole):
+            wanted = dataclasses.replace(wanted, resumed_token_ids=whole[:resume])
+        self.requests[wanted.request_id] = wanted
+        return wanted
+
+    def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
+        return reference(self.requests[name], self.engine.max_model_len)
+
+    @staticmethod
+    def _pick(names: object, choice: int) -> str:
+        ordered = sorted(names)  # type: ignore[call-overload]
+        return str(ordered[choice % len(ordered)])
+
+    def _take(self, output: StepOutput) -> None:
+        self.answers.take(output)
+        self.index |= set(output.cache_events.stored)
+        self.index -= set(output.cache_events.evicted)
+        assert self.index == set(self.engine.cached_block_hashes())
+        for failure in output.failures:
+            wanted = self.requests[failure.request_id]
+            answer = (*wanted.resumed_token_ids, *self._expected(failure.request_id)[0])
+            seen = wanted.prompt_token_ids + answer
+            assert NAN_TOKEN in seen, failure.message
+            self.decoding.discard(failure.request_id)
+            self.held.pop(failure.request_id, None)
+        for event in output.kv_ready:
+            self.held[event.request_id].extend(event.new_block_ids)
+            assert len(self.held[event.request_id]) == -(-event.num_tokens // BLOCK)
+        for name, blocks in self.held.items():
+            tokens = self.requests[name].prompt_token_ids[: len(blocks) * BLOCK]
+            assert holds(self.pool, blocks, tokens)
+        for token in output.tokens:
+            name = token.request_id
+            expected, end = self._expected(name)
+            resumed = len(self.requests[name].resumed_token_ids)
+            place = token.index - resumed
+            assert self.answers.first[name] == resumed
+            assert token.token_id == expected[place]
+            if place == len(expected) - 1:
+                assert token.finish_reason is end
+                self.decoding.discard(name)
+            else:
+                assert token.finish_reason is None
+            assert name not in self.held or place == 0
+        if not (self.held or self.reserved or self.quarantined or self.engine.has_work()):
+            assert not self.decoding, "nothing is in the way, and yet nothing runs"
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngineMachine = EngineMachine.TestCase
+
+
+def test_the_machine_would_notice_a_wrong_block() -> None:
+    """The model is worth nothing as a witness unless a single wrong slot changes the answer."""
+    engine, pool = make_engine_and_pool()
+    wanted = request("a", [0, 1] * 6)
+    engine.submit(wanted)
+    first = engine.step().tokens[0].token_id
+    assert first == reference(wanted)[0][0]
+    pool[1, 0, 0, 0, 2, 0] += 1
+    answer = [first]
+    while engine.has_work():
+        answer += [token.token_id for token in engine.step().tokens]
+    assert tuple(answer) != reference(wanted)[0]
+    assert torch.isfinite(pool).all()

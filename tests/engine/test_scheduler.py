@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.kv.block_manager import BlockManager
+from engine.scheduler import Schedule, Scheduler
+from engine.sequence import Sequence, SequenceStatus
+from prefix_index.hashing import ChainHasher
+from tests.engine.digest_model import request
+
+BLOCK = 4
+
+
+class Bench:
+    """A scheduler with somebody who plays the model: each context that is done gets the token 1."""
+
+    def __init__(
+        self, num_blocks: int = 64, budget: int = 100, running: int = 8, chunk: int = 100, cache: bool = False
+    ) -> None:
+        hasher = ChainHasher("m", BLOCK) if cache else None
+        self.blocks = BlockManager(num_blocks, BLOCK, num_blocks, hasher)
+        self.scheduler = Scheduler(self.blocks, budget, running, chunk)
+        self.sequences: list[Sequence] = []
+
+    def new(self, length: int, hold: bool = False) -> Sequence:
+        number = len(self.sequences)
+        # Each prompt is its own, so that nothing is shared by chance.
+        prompt = [number % 20] * length
+        sequence = Sequence(request(f"s{number}", prompt), number, hold, submitted_s=0.0)
+        self.sequences.append(sequence)
+        return sequence
+
+    def add(self, length: int, hold: bool = False) -> Sequence:
+        sequence = self.new(length, hold)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, now_s: float = 1.0) -> Schedule:
+        batch = self.scheduler.schedule(now_s)
+        assert batch.num_tokens == sum(batch.counts)
+        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
+            sequence.num_computed += count
+            sequence.recompute_last = False
+            self.blocks.seal(sequence)
+            if sequence.num_computed == sequence.num_tokens:
+                sequence.context_done = True
+                sequence.token_ids.append(1)
+                if sequence.hold:
+                    self.scheduler.remove(sequence, SequenceStatus.HELD)
+        self.scheduler.check_invariants()
+        self.blocks.check_invariants(s for s in self.sequences if s.blocks)
+        return batch
+
+    def end(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence, SequenceStatus.ENDED)
+        self.blocks.free(sequence)
+
+    def planned(self) -> list[tuple[int, int]]:
+        batch = self.step()
+        return [(s.arrival, count) for s, count in zip(batch.sequences, batch.counts, strict=True)]
+
+
+def test_decodes_first_then_chunks_under_the_budget() -> None:
+    bench = Bench(budget=10, chunk=6)
+    bench.add(3)
+    assert bench.planned() == [(0, 3)]
+    bench.add(14)
+    bench.add(9)
+    assert bench.planned() == [(0, 1), (1, 6), (2, 3)]
+    assert bench.planned() == [(0, 1), (1, 6), (2, 3)]
+    assert bench.planned() == [(0, 1), (1, 2), (2, 3)]
+    assert bench.planned() == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_the_budget_bounds_decodes_too() -> None:
+    bench = Bench(budget=2, chunk=2)
+    for _ in range(3):
+        bench.add(1)
+    assert bench.planned() == [(0, 1), (1, 1)]
+    assert bench.planned() == [(0, 1), (1, 1)]
+    bench.end(bench.sequences[0])
+    assert bench.planned() == [(1, 1), (2, 1)]
+
+
+def test_admission_is_first_come_first_served_up_to_max_running() -> None:
+    bench = Bench(running=2)
+    for _ in range(4):
+        bench.add(2)
+    assert bench.planned() == [(0, 2), (1, 2)]
+    assert bench.planned() == [(0, 1), (1, 1)]
+    bench.end(bench.sequences[0])
+    assert bench.planned() == [(1, 1), (2, 2)]
+
+
+def test_a_large_head_is_not_overtaken() -> None:
+    bench = Bench(num_blocks=6)
+    bench.add(15)
+    bench.planned()
+    bench.add(12)
+    bench.add(1)
+    assert bench.planned() == [(0, 1)]
+    bench.end(bench.sequences[0])
+    assert bench.planned() == [(1, 12), (2, 1)]
+
+
+def test_admission_leaves_a_block_for_each_sequence_that_grows() -> None:
+    bench = Bench(num_blocks=6)
+    bench.add(3)
+    bench.planned()
+    bench.add(19)
+    assert bench.planned() == [(0, 1)]
+    bench.end(bench.sequences[1])
+    bench.add(11)
+    assert bench.planned() == [(0, 1), (2, 11)]
+
+
+def test_the_latest_arrival_is_preempted_and_comes_back_with_its_tokens() -> None:
+    bench = Bench(num_blocks=4)
+    first, second = bench.add(3), bench.add(3)
+    while bench.scheduler.preemptions == 0:
+        bench.step()
+    assert first.status is SequenceStatus.RUNNING
+    assert second.status is SequenceStatus.WAITING
+    assert (second.blocks, second.num_computed) == ([], 0)
+    tokens = list(second.token_ids)
+    assert len(tokens) > 4
+    bench.end(first)
+    assert bench.planned() == [(1, len(tokens))]
+    assert second.token_ids[:-1] == tokens
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    bench = Bench(num_blocks=5)
+    oldest = bench.add(3)
+    for _ in range(3):
+        bench.add(3)
+    while oldest.num_tokens < 20:
+        bench.step()
+        assert oldest.status is SequenceStatus.RUNNING
+    assert bench.scheduler.preemptions >= 1
+
+
+def test_a_prefill_may_be_preempted_but_not_a_held_one() -> None:
+    for hold in (False, True):
+        bench = Bench(num_blocks=8, chunk=1)
+        decode = bench.add(2)
+        while decode.num_tokens < 4:
+            bench.step()
+        late = bench.add(24 if hold else 20, hold=hold)
+        while bench.scheduler.preemptions == 0 and not late.context_done:
+            bench.step()
+        if hold:
+            assert late.status is not SequenceStatus.WAITING
+            assert decode.status is SequenceStatus.WAITING
+        else:
+            assert late.status is SequenceStatus.WAITING
+            assert decode.status is SequenceStatus.RUNNING
+
+
+def test_a_decode_that_preempts_itself_does_not_stop_the_rest() -> None:
+    bench = Bench(num_blocks=6, chunk=1, budget=3)
+    decode = bench.add(3)
+    bench.step()
+    bench.step()
+    held = bench.add(16, hold=True)
+    assert held.num_computed == 0
+    while decode.status is SequenceStatus.RUNNING:
+        before = held.num_computed
+        bench.step()
+        assert held.num_computed == before + 1 or held.context_done or decode.status is SequenceStatus.WAITING
+    assert held.num_computed > 0
+
+
+def test_adopted_sequences_beyond_max_running_take_turns_by_arrival() -> None:
+    bench = Bench(running=2)
+    for _ in range(3):
+        sequence = bench.new(3)
+        assert bench.scheduler.reserve(sequence) == 0
+        assert sequence.status is SequenceStatus.RESERVED
+        sequence.num_computed = 3
+        sequence.context_done = True
+        sequence.token_ids.append(1)
+        bench.scheduler.run(sequence)
+    assert bench.planned() == [(0, 1), (1, 1)]
+    bench.end(bench.sequences[1])
+    assert bench.planned() == [(0, 1), (2, 1)]
+
+
+def test_a_fully_cached_context_runs_its_last_token_alone() -> None:
+    bench = Bench(cache=True)
+    first = bench.add(8, hold=True)
+    bench.step()
+    twin = Sequence(first.request, 7, hold=True, submitted_s=0.0)
+    bench.sequences.append(twin)
+    bench.scheduler.add(twin)
+    batch = bench.scheduler.schedule(2.5)
+    assert (batch.sequences, batch.counts) == ([twin], [1])
+    assert twin.recompute_last
+    assert (twin.num_computed, twin.cached_tokens, twin.admitted_s) == (7, 7, 2.5)
+    assert twin.blocks == first.blocks
+
+
+def test_a_queue_that_cannot_move_is_no_work() -> None:
+    bench = Bench(num_blocks=4)
+    held = bench.add(12, hold=True)
+    bench.step()
+    bench.add(8)
+    assert not bench.scheduler.can_schedule()
+    assert bench.planned() == []
+    bench.end(held)
+    assert bench.scheduler.can_schedule()
+
+
+@pytest.mark.parametrize("name", ["max_batched_tokens", "max_running", "prefill_chunk"])
+def test_limits_must_be_positive(name: str) -> None:
+    limits = {"max_batched_tokens": 1, "max_running": 1, "prefill_chunk": 1, name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        Scheduler(BlockManager(4, BLOCK, 4, None), **limits)
+
+
+def test_invariants_name_the_fault() -> None:
+    bench = Bench()
+    bench.add(3)
+    bench.add(3)
+    bench.scheduler.waiting.reverse()
+    with pytest.raises(AssertionError, match="WAITING is in order of arrival"):
+        bench.scheduler.check_invariants()
+    bench.scheduler.waiting.reverse()
+    bench.sequences[0].status = SequenceStatus.RUNNING
+    with pytest.raises(AssertionError, match="those in WAITING have that status"):
+        bench.scheduler.check_invariants()

@@ -1,0 +1,1 @@
+"""Tickets, quarantine, reader and the wire."""

@@ -1,0 +1,1 @@
+"""Tests of the prefix index, against a real server."""

@@ -1,0 +1,52 @@
+"""From the wire's requests to the engine's, and deadlines from the wall clock to the event loop's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from engine.api import EngineRequest, SamplingParams
+from kvrelay.v1 import common_pb2, worker_pb2
+
+
+def sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
+    """The engine's form of the wire's sampling parameters."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed,
+        choice=message.choice,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def engine_request(message: worker_pb2.WorkRequest) -> EngineRequest:
+    """The engine's form of one request.
+
+    Its id is made of request id and attempt, so that a new attempt never meets what is left of an old one.
+    """
+    return EngineRequest(
+        request_id=engine_id(message.request_id, message.attempt),
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        resumed_token_ids=tuple(message.resumed_token_ids),
+        sampling=sampling_params(message.sampling),
+        cache_salt=message.cache_salt,
+    )
+
+
+def engine_id(request_id: str, attempt: int) -> str:
+    """Id under which the engine knows one attempt of a request."""
+    return f"{request_id}/{attempt}"
+
+
+def at_deadline(deadline_unix_ms: int, action: Callable[[], None]) -> asyncio.TimerHandle | None:
+    """Runs `action` in the event loop at the deadline; None for a request that has none (0)."""
+    if not deadline_unix_ms:
+        return None
+    delay_s = max(0.0, deadline_unix_ms / 1000 - time.time())
+    return asyncio.get_running_loop().call_later(delay_s, action)
