@@ -169,7 +169,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and totals of one engine. Blocks: free + cached + pinned + quarantined = total."""
+    """Gauges and totals of one engine. Blocks: free + cached + pinned + quarantined = total.
+
+    `running` includes sequences that prefill; held ones and reservations show as pinned blocks alone.
+    `queued_prefill_tokens` are still to be computed, perhaps fewer after prefix hits. Prompt and cached
+    tokens are counted when a prefill is done, generated ones when drawn: adopted sequences add none of
+    the former, and not their first token.
+    """
 
     running: int
     waiting: int
@@ -198,7 +204,11 @@ class Engine(Protocol):
     """
 
     def submit(self, request: EngineRequest) -> None:
-        """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known request id."""
+        """Prefill and decode here.
+
+        Raises RequestTooLargeError; ValueError for a known request id, an empty prompt, a token id out of
+        range, or resumed tokens that leave none to generate.
+        """
         ...
 
     def submit_prefill(self, request: EngineRequest) -> None:
@@ -214,22 +224,32 @@ class Engine(Protocol):
         ...
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        """Sets blocks aside for the whole context and the next block; None where there is no room now."""
+        """Sets blocks aside for the whole context and the next block; None where there is no room now.
+
+        The head of the queue and the running sequences keep their room.
+        """
         ...
 
     def adopt(self, request_id: str, first_token_id: int) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
 
-        The first token is emitted as a TokenOutput of the next step, so that stop rules hold for it too.
+        The first token is emitted as a TokenOutput of the next step, so that stop rules hold for it too;
+        the same step may draw the second one. Raises ValueError where nothing is reserved.
         """
         ...
 
     def abandon(self, request_id: str, unsettled: frozenset[int] = frozenset()) -> None:
-        """Gives a reservation up. Blocks in `unsettled` are quarantined until `settle`."""
+        """Gives a reservation up. Blocks in `unsettled` are quarantined until `settle`.
+
+        Raises ValueError, changing nothing, where one of them is not a block that was to be read.
+        """
         ...
 
     def settle(self, block_ids: Sequence[int]) -> None:
-        """Quarantined blocks whose reads have ended go back to the free list."""
+        """Quarantined blocks whose reads have ended go back to the free list.
+
+        Raises ValueError, changing nothing, for a block that is not quarantined.
+        """
         ...
 
     def cancel(self, request_id: str) -> None:
