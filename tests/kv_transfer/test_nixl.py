@@ -53,6 +53,11 @@ def test_on_loopback_nothing_listens_to_the_outside_and_nothing_is_printed() -> 
     assert (result.stdout, result.stderr) == ("", "")
 
 
+def test_nixls_own_lines_go_the_way_of_all_logs() -> None:
+    result = in_a_process("import logging; logging.getLogger('nixl.api').warning('a line of NIXL')")
+    assert (result.stdout, result.stderr) == ("", "a line of NIXL\n")
+
+
 def test_the_operators_settings_win() -> None:
     result = in_a_process("print(os.environ['UCX_TLS'], os.environ['UCX_NET_DEVICES'])", UCX_TLS="tcp")
     assert result.stdout.split() == ["tcp", "lo"]

@@ -269,6 +269,34 @@ async def test_giving_up_parks_what_is_in_flight_and_starts_nothing_more(bench: 
     assert not bench.pool[4:].any()
 
 
+async def test_giving_up_takes_back_what_was_never_posted(bench: Bench) -> None:
+    reads = await bench.open()
+    bench.blocked = {1}
+    reads.start([1], [1], num_tokens=16)
+    reads.start([2], [2], num_tokens=32)
+    await until(lambda: (1,) in bench.posted and reads.unsettled == {1, 2})
+    assert reads.give_up() == {1}
+    bench.unblock.set()
+    await until(lambda: bench.settled == [1])
+    assert bench.posted == [(1,)]
+
+
+async def test_giving_up_makes_room_for_the_next_handover_from_the_same_peer(bench: Bench) -> None:
+    reads = await bench.open()
+    peer = await bench.reader.connect(bench.peers[0].export())
+    bench.held = {1, 2}
+    reads.start([1], [1], num_tokens=16)
+    reads.start([2], [2], num_tokens=32)
+    await until(lambda: len(bench.posted) == 2)
+    following = bench.reader.open(peer)
+    following.start([3], [3], num_tokens=16)
+    assert reads.give_up() == {1, 2}
+    assert (await following.wait()).num_bytes == BLOCK_BYTES
+    assert bench.quarantine.blocks == {1, 2}
+    bench.held = set()
+    await until(lambda: sorted(bench.settled) == [1, 2])
+
+
 async def test_giving_up_before_anything_ran(bench: Bench) -> None:
     reads = await bench.open()
     reads.start([1, 2], [1, 2], num_tokens=32)

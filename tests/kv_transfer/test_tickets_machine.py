@@ -117,7 +117,7 @@ class Tickets(RuleBasedStateMachine):
         assert (self.table.revoke if taken else self.table.release)(ticket) == known
         assert ticket not in self.world.current
 
-    @rule(seconds=st.floats(0, 6))
+    @rule(seconds=st.floats(0, 12))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
 
