@@ -67,7 +67,7 @@ class HandoverTools:
 
 
 class Handover:
-    """Takes one sequence over. `run` may be cancelled at any moment, which gives everything back.
+    """Takes one sequence over. It may be stopped at any moment, which gives everything back.
 
     The order of things is the protocol (docs/handover.md): blocks are reserved once the first KV is ready,
     full blocks are read while later ones are computed, and after the last read one Validate decides
@@ -78,10 +78,6 @@ class Handover:
         request: what the engine will decode.
         ticket: its claim check.
         on_proven: called when the KV is proven, before the engine emits the first token.
-
-    Attributes:
-        abandon_reason: set before a cancellation that ends the request, so that the prefill worker is told
-            to stop; without it the ticket lives on for another decode worker.
     """
 
     def __init__(
@@ -92,7 +88,6 @@ class Handover:
         on_proven: Callable[[HandedOver], None],
     ) -> None:
         config = tools.runtime.config
-        self.abandon_reason = ""
         self._tools = tools
         self._on_proven = on_proven
         self._runtime = tools.runtime
@@ -103,9 +98,27 @@ class Handover:
         self._reads: KvReads | None = None
         self._reader: KvReader | None = None
         self._peer = ""
+        self._running: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._abandon_reason = ""
+
+    def stop(self, abandon_reason: str = "") -> None:
+        """Makes `run` raise CancelledError.
+
+        With a reason the prefill worker is told that the request is over; without, the ticket lives on for
+        another decode worker.
+        """
+        self._stopped = True
+        self._abandon_reason = abandon_reason
+        if self._running is not None:
+            self._running.cancel()
 
     async def run(self) -> None:
-        """Hands the sequence to the engine. Raises WorkFailedError; nothing of it is left here then."""
+        """Hands the sequence to the engine, in a task of its own.
+
+        Raises WorkFailedError, or CancelledError once stopped; nothing of it is left here then.
+        """
+        self._running = asyncio.current_task()
         adopted = False
         if self._ticket.num_tokens != self._request.num_context_tokens:
             raise kv_lost(
@@ -114,6 +127,9 @@ class Handover:
             )
         try:
             self._lease.open(self._tools.channels.stub(self._ticket.endpoint), self._attach())
+            if self._stopped:
+                # Before it began: attached all the same, so that the prefill worker can be told.
+                raise asyncio.CancelledError
             attached = await self._attached()
             while not self._lease.num_ready:
                 await self._lease.news()
@@ -144,12 +160,14 @@ class Handover:
             raise kv_lost(f"reading failed: {error}", not isinstance(error, PeerLostError)) from error
         except ValueError as error:
             # The engine refused the request itself, and so would any other.
-            self.abandon_reason = str(error)
+            self._abandon_reason = str(error)
             raise WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error)) from error
         except EngineStoppedError as error:
             kind = decode_pb2.WorkError.KIND_OVERLOADED
             raise WorkFailedError(kind, str(error), ticket_alive=True) from error
         finally:
+            # `close` is not to be cut short.
+            self._running = None
             if not adopted:
                 self._give_back()
 
@@ -243,5 +261,5 @@ class Handover:
         # Nothing may be awaited between these two: the reader reports settled blocks in a later turn of
         # the event loop, and they must be in the engine's quarantine by then.
         self._runtime.host.post(lambda engine: engine.abandon(self._request.request_id, unsettled))
-        if self.abandon_reason:
-            self._lease.abandon(self.abandon_reason)
+        if self._abandon_reason:
+            self._lease.abandon(self._abandon_reason)

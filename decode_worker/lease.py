@@ -126,7 +126,8 @@ class Lease:
     async def _requests(self) -> AsyncIterator[prefill_pb2.FollowRequest]:
         while True:
             try:
-                message = await asyncio.wait_for(self._outgoing.get(), self._heartbeat_s)
+                async with asyncio.timeout(self._heartbeat_s):
+                    message = await self._outgoing.get()
             except TimeoutError:
                 message = prefill_pb2.FollowRequest(heartbeat=prefill_pb2.Heartbeat(steps=self._steps()))
             if message is None:

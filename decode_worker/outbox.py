@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvrelay.v1 import decode_pb2
@@ -88,10 +89,9 @@ class Outbox:
 
     async def wait(self, timeout_s: float) -> None:
         """Returns when there is something to send, at the latest after `timeout_s`."""
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
 
     def take(self, step: int) -> decode_pb2.DecodeEvents:
         """Everything that is to be sent now, as one message; a heartbeat where that is nothing."""

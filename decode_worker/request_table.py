@@ -43,13 +43,13 @@ class _Attempt:
     clock: RequestClock = field(default_factory=RequestClock)
     deadline: asyncio.TimerHandle | None = None
     handover: Handover | None = None
-    task: asyncio.Task[None] | None = None
 
 
 class RequestTable:
     """Takes requests in, gives each its tokens and exactly one end. Lives in one event loop.
 
     Attributes:
+        num_handovers: in progress.
         transfer_bytes: read by all finished handovers.
         transfer_seconds: sum of the durations of their reads.
     """
@@ -59,15 +59,11 @@ class RequestTable:
         self._runtime = tools.runtime
         self._by_engine_id: dict[str, _Attempt] = {}
         self._by_request: dict[str, _Attempt] = {}
-        # Handovers, those included whose request has ended and which still give things back.
+        # Handovers, those included that are over but for the last word to their prefill worker.
         self._tasks: set[asyncio.Task[None]] = set()
+        self.num_handovers = 0
         self.transfer_bytes = 0
         self.transfer_seconds = 0.0
-
-    @property
-    def num_handovers(self) -> int:
-        """Handovers in progress."""
-        return sum(1 for attempt in self._by_engine_id.values() if attempt.task is not None)
 
     # What routers say.
 
@@ -138,11 +134,11 @@ class RequestTable:
         """Ends every request: the engine is of no use any more. Another worker can take them."""
         for attempt in list(self._by_engine_id.values()):
             error = WorkFailedError(
-                decode_pb2.WorkError.KIND_OVERLOADED, reason, ticket_alive=attempt.task is not None
+                decode_pb2.WorkError.KIND_OVERLOADED, reason, ticket_alive=attempt.handover is not None
             )
             self._end(attempt, error=error)
-            if attempt.task is not None:
-                attempt.task.cancel()
+            if attempt.handover is not None:
+                attempt.handover.stop()
 
     async def close(self) -> None:
         """Waits until every handover has given back what it held."""
@@ -159,9 +155,10 @@ class RequestTable:
 
         handover = Handover(self._tools, attempt.sequence, ticket, proven)
         attempt.handover = handover
-        attempt.task = asyncio.create_task(self._run_handover(attempt, handover))
-        self._tasks.add(attempt.task)
-        attempt.task.add_done_callback(self._tasks.discard)
+        self.num_handovers += 1
+        task = asyncio.create_task(self._run_handover(attempt, handover))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run_handover(self, attempt: _Attempt, handover: Handover) -> None:
         with bind_request(attempt.work.request_id):
@@ -178,7 +175,8 @@ class RequestTable:
                 failure = WorkFailedError(decode_pb2.WorkError.KIND_INTERNAL, repr(error))
                 self._handover_failed(attempt, failure)
             finally:
-                attempt.task = None
+                attempt.handover = None
+                self.num_handovers -= 1
                 await handover.close()
 
     def _handover_failed(self, attempt: _Attempt, error: WorkFailedError) -> None:
@@ -208,9 +206,8 @@ class RequestTable:
         if attempt.answer.end is not None:
             return
         self._end(attempt, reason)
-        if attempt.task is not None and attempt.handover is not None:
-            attempt.handover.abandon_reason = why
-            attempt.task.cancel()
+        if attempt.handover is not None:
+            attempt.handover.stop(abandon_reason=why)
         # Its reservation, where it is one, is the handover's to give back; this is for what was adopted.
         self._runtime.host.post(lambda engine: engine.cancel(attempt.sequence.request_id))
 

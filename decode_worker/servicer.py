@@ -21,6 +21,7 @@ from kvrelay.v1 import decode_pb2, decode_pb2_grpc
 from telemetry.logs import fields
 from worker.liveness import SilenceTimer
 from worker.runtime import RoleCounts, WorkerRuntime
+from worker.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._room = Room(runtime.host)
         self._requests = RequestTable(HandoverTools(runtime, self._channels, self._readers, self._room))
         self._sessions: dict[str, RouterSession] = {}
-        self._watch = asyncio.create_task(self._watch_quarantine())
+        self._watch = runtime.spawn(self._watch_quarantine())
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""
@@ -85,8 +86,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         for session in self._sessions.values():
             session.stop_grace()
         await self._requests.close()
-        self._watch.cancel()
-        await asyncio.wait({self._watch})
+        await end_task(self._watch)
         for reader in self._readers.values():
             await reader.close()
         await self._channels.close()
@@ -109,8 +109,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         finally:
             timer.stop()
             session.close_stream(stream)
-            listener.cancel()
-            await asyncio.wait({listener})
+            await end_task(listener)
 
     async def _read_hello(self, commands: _Commands, context: _SessionContext) -> str:
         try:

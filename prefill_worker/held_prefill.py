@@ -35,7 +35,8 @@ class Follower:
         """What is queued, with heartbeats in between, until `close`."""
         while True:
             try:
-                event = await asyncio.wait_for(self._events.get(), heartbeat_s)
+                async with asyncio.timeout(heartbeat_s):
+                    event = await self._events.get()
             except TimeoutError:
                 event = prefill_pb2.FollowEvent(heartbeat=prefill_pb2.Heartbeat(steps=steps()))
             if event is None:

@@ -18,7 +18,7 @@ import grpc
 from engine.api import EngineRequest, StepOutput
 from kv_transfer import registry, wire
 from kv_transfer.identity import require_same, require_same_layout
-from kv_transfer.tickets import EndedTicket, EndReason, TicketGoneError, TicketState, TicketTable
+from kv_transfer.tickets import EndedTicket, EndReason, TicketGoneError, TicketTable
 from kv_transfer.types import (
     IdentityMismatchError,
     KvTicket,
@@ -31,6 +31,7 @@ from telemetry.logs import fields
 from worker.admission import Refusal, RefusedError
 from worker.requests import at_deadline, engine_request
 from worker.runtime import RoleCounts, WorkerRuntime
+from worker.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._prefills: dict[str, HeldPrefill] = {}
         self._by_engine_id: dict[str, HeldPrefill] = {}
         self._by_request: dict[str, HeldPrefill] = {}
-        self._clock = asyncio.create_task(self._watch_clock())
+        self._clock = runtime.spawn(self._watch_clock())
 
     def counts(self) -> RoleCounts:
         """Tickets alive."""
@@ -99,8 +100,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
 
     async def close(self) -> None:
         """Stops the tickets' clock."""
-        self._clock.cancel()
-        await asyncio.wait({self._clock})
+        await end_task(self._clock)
 
     # The RPCs; their names are the .proto file's.
 
@@ -161,8 +161,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         finally:
             # No effect where the ticket has ended or another follower came.
             self._tickets.detach(attach.ticket_id, generation)
-            listener.cancel()
-            await asyncio.wait({listener})
+            await end_task(listener)
 
     async def Release(  # noqa: N802
         self,
@@ -220,7 +219,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._runtime.host.post(lambda engine: engine.release(prefill.engine_id))
         self._runtime.admission.leave(ended.ticket_id)
         prefill.end()
-        if ended.reason not in (EndReason.DONE, EndReason.ABANDONED):
+        if ended.reason in (EndReason.REVOKED, EndReason.NEVER_FOLLOWED, EndReason.FOLLOWER_LOST):
             self._runtime.metrics.handover_failed(ended.reason)
         logger.info(
             "ticket ended",
@@ -264,22 +263,23 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             raise AssertionError("abort raises") from error
 
     async def _listen(self, ticket_id: str, follower: Follower, requests: _Requests) -> None:
-        generation = follower.generation
-        async for message in requests:
-            self._tickets.heard(ticket_id, generation)
-            match message.WhichOneof("message"):
-                case "validate":
-                    asked = message.validate.generation
-                    valid = asked == generation and self._tickets.validate(ticket_id, generation)
-                    answer = prefill_pb2.Validated(generation=asked, valid=valid)
-                    follower.send(prefill_pb2.FollowEvent(validated=answer))
-                case "done" if message.done.generation == generation:
-                    self._tickets.done(ticket_id, generation)
-                case "abandon":
-                    self._tickets.abandon(ticket_id, generation)
-        # The decode worker closed its half; a ticket that has not ended waits for another.
-        follower.close()
+        try:
+            async for message in requests:
+                self._hear(ticket_id, follower, message)
+        finally:
+            # The decode worker closed its half; a ticket that has not ended waits for another.
+            follower.close()
 
-    def state(self, ticket_id: str) -> TicketState | None:
-        """State of a live ticket; None for one that has ended."""
-        return self._tickets.state(ticket_id)
+    def _hear(self, ticket_id: str, follower: Follower, message: prefill_pb2.FollowRequest) -> None:
+        generation = follower.generation
+        self._tickets.heard(ticket_id, generation)
+        match message.WhichOneof("message"):
+            case "validate":
+                asked = message.validate.generation
+                valid = asked == generation and self._tickets.validate(ticket_id, generation)
+                answer = prefill_pb2.Validated(generation=asked, valid=valid)
+                follower.send(prefill_pb2.FollowEvent(validated=answer))
+            case "done" if message.done.generation == generation:
+                self._tickets.done(ticket_id, generation)
+            case "abandon":
+                self._tickets.abandon(ticket_id, generation)

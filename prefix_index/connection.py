@@ -147,7 +147,9 @@ class IndexConnection:
         finally:
             task.cancel()
         if not task.done():
-            raise IndexUnavailableError(f"Redis at {self.address} gave no answer within {self._timeout_s:g} s")
+            raise IndexUnavailableError(
+                f"Redis at {self.address} gave no answer within {self._timeout_s:g} s"
+            )
         try:
             return task.result()
         except (RedisError, ssl.SSLError, OSError) as error:

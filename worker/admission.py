@@ -89,7 +89,8 @@ class Admission:
     async def wait_empty(self, timeout_s: float) -> int:
         """Waits until nobody is inside; returns how many still are when the time is over."""
         try:
-            await asyncio.wait_for(self._emptied.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._emptied.wait()
         except TimeoutError:
             return len(self._inside)
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,7 @@ _SERVER_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 )
 _STOP_GRACE_S = 0.5
+_SCRAPE_TIMEOUT_S = 5.0
 
 _ROLE_NAMES = {worker_pb2.WORKER_ROLE_PREFILL: "prefill", worker_pb2.WORKER_ROLE_DECODE: "decode"}
 
@@ -90,7 +91,8 @@ class WorkerRuntime:
         host: the engine.
         endpoint: host:port of the gRPC server; set by `serve`.
         info: what Describe answers; set by `serve`.
-        failed: done once the engine's thread has died, with its error. The process is then to end.
+        failed: done once the engine's thread, or something else that all requests need, has died, with its
+            error. The process is then to end.
     """
 
     def __init__(self, config: WorkerConfig, role: worker_pb2.WorkerRole, assembly: Assembly) -> None:
@@ -100,7 +102,8 @@ class WorkerRuntime:
         self.layout: KvLayout = assembly.layout
         self.transports: Mapping[str, Transport] = assembly.transports
         self.admission = Admission(config.max_queue, assembly.max_context_tokens)
-        self.metrics = WorkerMetrics(config.worker_id, _ROLE_NAMES[role], self._snapshot)
+        self.metrics = WorkerMetrics(config.worker_id, _ROLE_NAMES[role], self._snapshot_from_thread)
+        self._events = asyncio.get_running_loop()
         self.host = EngineHost(assembly.engine, self._on_step, self._on_failure)
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.endpoint = ""
@@ -111,7 +114,7 @@ class WorkerRuntime:
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._publisher: RedisIndexPublisher | None = None
-        self._dying: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
 
     async def serve(self, service: RoleService, register: Callable[[grpc.aio.Server], None]) -> None:
         """Starts engine, server, metrics and publisher.
@@ -162,6 +165,13 @@ class WorkerRuntime:
         status = health_pb2.HealthCheckResponse
         await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Runs something that must not end by an error: if it does, the worker has failed."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background_ended)
+        return task
+
     def report(self) -> worker_pb2.WorkerReport:
         """One report of this moment."""
         now = self._snapshot()
@@ -211,7 +221,15 @@ class WorkerRuntime:
         await self.host.stop()
         for transport in self.transports.values():
             transport.close()
-        self.metrics.stop()
+        await asyncio.to_thread(self.metrics.stop)
+
+    def _snapshot_from_thread(self) -> WorkerSnapshot:
+        """For the metrics' own thread. Raises TimeoutError where the event loop does not answer."""
+
+        async def take() -> WorkerSnapshot:
+            return self._snapshot()
+
+        return asyncio.run_coroutine_threadsafe(take(), self._events).result(_SCRAPE_TIMEOUT_S)
 
     def _snapshot(self) -> WorkerSnapshot:
         counts = self._service.counts() if self._service is not None else RoleCounts()
@@ -230,22 +248,29 @@ class WorkerRuntime:
         return await self.host.call(lambda engine: engine.cached_block_hashes())
 
     def _on_step(self, output: StepOutput) -> None:
-        self.metrics.observe_step(output)
-        if self._service is not None:
-            self._service.on_step(output)
-        events = output.cache_events
-        if self._publisher is not None and (events.stored or events.evicted):
-            self._publisher.publish(events.stored, events.evicted)
+        try:
+            self.metrics.observe_step(output)
+            if self._service is not None:
+                self._service.on_step(output)
+            events = output.cache_events
+            if self._publisher is not None and (events.stored or events.evicted):
+                self._publisher.publish(events.stored, events.evicted)
+        # The step's tokens would be missing for ever: better that the process is replaced.
+        except Exception as error:
+            self._on_failure(error)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
 
     def _on_failure(self, error: BaseException) -> None:
-        reason = f"the engine has failed: {error!r}"
+        if self.failed.done():
+            return
+        self.failed.set_result(error)
+        reason = f"the worker has failed: {error!r}"
         logger.critical(reason, exc_info=error, extra=fields(worker_id=self.config.worker_id))
         self.admission.close(reason)
         if self._service is not None:
             self._service.fail_all(reason)
-        self._dying = asyncio.create_task(self._report_failure(error))
-
-    async def _report_failure(self, error: BaseException) -> None:
-        await self.set_serving(False)
-        if not self.failed.done():
-            self.failed.set_result(error)
+        self.spawn(self.set_serving(False))

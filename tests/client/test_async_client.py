@@ -125,6 +125,19 @@ async def test_cancelling_from_another_task_wakes_the_reader(
     assert await has_ended(server)
 
 
+async def test_a_cancelled_task_is_cancelled_even_if_its_stream_was_too(
+    async_client: AsyncClient, server: Server
+) -> None:
+    server.script = stall
+    stream = async_client.stream("go")
+    reader = asyncio.create_task(stream.result())
+    await has_begun(server)
+    stream.cancel()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+
 async def test_cancelling_ends_the_wait_for_a_router(unused_tcp_port: int) -> None:
     async with AsyncClient(f"127.0.0.1:{unused_tcp_port}", retries=1_000_000) as client:
         stream = client.stream("p")

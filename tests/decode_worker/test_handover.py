@@ -150,7 +150,6 @@ async def test_failed_read_leaves_the_ticket_to_another_attempt(model_dir: Path)
         end = await pair.router.end_of(pair.router.submit(request, ticket))
         assert end.error.kind == WorkError.KIND_KV_LOST
         assert end.error.ticket_alive
-        prompt_tokens = (await pair.prefill_link.report()).stats.prompt_tokens_total
         assert (await pair.decode_link.quiet()).blocks_cached == 0
 
         pair.decode_transport.gate = lambda _: PullState.DONE
@@ -158,7 +157,7 @@ async def test_failed_read_leaves_the_ticket_to_another_attempt(model_dir: Path)
         assert await pair.router.tokens_of(again, ticket) == aggregated_tokens(model_dir, request)
         await pair.quiet()
         # Nothing was computed anew.
-        assert (await pair.prefill_link.report()).stats.prompt_tokens_total == prompt_tokens
+        assert (await pair.prefill_link.report()).stats.prompt_tokens_total == 100
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "read_timeout", "disconnect"])

@@ -15,7 +15,9 @@ from worker.requests import engine_request
 
 
 async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
-    assembly = await asyncio.to_thread(assemble, worker_config(model_dir, "d", num_blocks=12, max_model_len=192))
+    assembly = await asyncio.to_thread(
+        assemble, worker_config(model_dir, "d", num_blocks=12, max_model_len=192)
+    )
     host = EngineHost(assembly.engine, lambda _: None, lambda _: None)
     host.start()
     try:

@@ -106,6 +106,18 @@ async def test_commands_of_a_former_epoch_change_nothing(connection: IndexConnec
         assert not await client.exists(connection.keys.blocks)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+async def test_many_workers_drop_out_one_after_the_other(connection: IndexConnection, order: int) -> None:
+    # 17 workers: bitmaps of three bytes.
+    chain = names(100)
+    holdings = {f"worker-{number}": 3 * number for number in range(17)[::order]}
+    for worker_id, held in holdings.items():
+        await _register(connection, worker_id, "a")
+        await _publish(connection, worker_id, "a", chain[:held])
+    reply = await connection.run(MATCH, b"".join(chain))
+    assert dict(zip((worker_id.decode() for worker_id in reply[1::4]), reply[2::4], strict=True)) == holdings
+
+
 @pytest.mark.parametrize("incarnation", [2**60, 2**60 - 1, 5])
 async def test_an_older_incarnation_does_not_take_over(connection: IndexConnection, incarnation: int) -> None:
     # One apart: numbers that a double cannot tell apart.

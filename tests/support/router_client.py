@@ -62,9 +62,7 @@ class RouterClient:
         """Opens the stream."""
         self.broken.clear()
         self._outgoing: asyncio.Queue[decode_pb2.DecodeCommand] = asyncio.Queue()
-        self._outgoing.put_nowait(
-            decode_pb2.DecodeCommand(hello=decode_pb2.Hello(router_id=self.router_id))
-        )
+        self._outgoing.put_nowait(decode_pb2.DecodeCommand(hello=decode_pb2.Hello(router_id=self.router_id)))
         self._call = self._stub.Session(self._commands())
         self._reader = asyncio.create_task(self._read())
 
@@ -74,9 +72,7 @@ class RouterClient:
         self._call.cancel()
         await asyncio.wait({self._reader})
 
-    def submit(
-        self, request: worker_pb2.WorkRequest, ticket: prefill_pb2.KvTicket | None = None
-    ) -> Reply:
+    def submit(self, request: worker_pb2.WorkRequest, ticket: prefill_pb2.KvTicket | None = None) -> Reply:
         """Sends a request; the reply fills by itself."""
         reply = Reply(first_index=len(request.resumed_token_ids))
         self.replies[request.request_id, request.attempt] = reply

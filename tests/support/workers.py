@@ -1,4 +1,4 @@
-"""Real workers for tests: configurations, a slow engine, processes of their own, and looks at their counts."""
+"""Real workers for tests: configurations, a slow engine, processes, and looks at their counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,6 @@ async def eventually(condition: Callable[[], object], limit_s: float = LIMIT_S) 
         await asyncio.sleep(0.005)
 
 
-async def quiet(describe: Callable[[], Awaitable[worker_pb2.WorkerReport]]) -> worker_pb2.WorkerStats:
-    """Waits until a worker holds nothing for anybody: free + cached = total, no lease, no quarantine."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        stats = (await describe()).stats
-        held = stats.blocks_pinned + stats.blocks_quarantined + stats.leases + stats.running + stats.waiting
-        if not held and stats.blocks_free + stats.blocks_cached == stats.blocks_total:
-            return stats
-        assert time.monotonic() < deadline, f"still held: {stats}"
-        await asyncio.sleep(0.02)
-
-
 class WorkerLink:
     """What a router and a supervisor would call of one worker."""
 
@@ -134,8 +122,28 @@ class WorkerLink:
         request = prefill_pb2.StartRequest(request=work_request(*args, **kwargs))
         return (await self.prefill.Start(request)).ticket
 
+    async def until(self, condition: Callable[[worker_pb2.WorkerStats], object]) -> worker_pb2.WorkerStats:
+        """Waits until the worker's counts are so. Raises AssertionError after LIMIT_S."""
+        call = self.worker.Watch(worker_pb2.WatchRequest(interval_ms=50))
+        deadline = time.monotonic() + LIMIT_S
+        try:
+            async for report in call:
+                if condition(report.stats):
+                    return report.stats
+                assert time.monotonic() < deadline, f"still so: {report.stats}"
+        finally:
+            call.cancel()
+        raise AssertionError("the worker ended its reports")
+
     async def quiet(self) -> worker_pb2.WorkerStats:
-        return await quiet(self.report)
+        """Waits until it holds nothing for anybody: free + cached = total, no lease, no quarantine."""
+        return await self.until(
+            lambda now: (
+                now.blocks_free + now.blocks_cached == now.blocks_total
+                and not (now.blocks_pinned or now.blocks_quarantined or now.leases)
+                and not (now.running or now.waiting)
+            )
+        )
 
     async def close(self) -> None:
         await self.channel.close()
@@ -150,11 +158,14 @@ class WorkerProcess:
         self.link = WorkerLink(info)
 
     @classmethod
-    async def spawn(cls, role: str, config: WorkerConfig, delay_s: float = 0.0) -> WorkerProcess:
+    async def spawn(
+        cls, role: str, config: WorkerConfig, delay_s: float = 0.0, ucx_tls: str = "tcp,cma"
+    ) -> WorkerProcess:
         """Starts it and waits until it serves. `delay_s` slows each engine step down."""
         values = dataclasses.asdict(config)
         values["engine"]["model_dir"] = str(config.engine.model_dir)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+        environment["UCX_TLS"] = ucx_tls
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.support.worker_process", role, json.dumps(values), str(delay_s)),
             cwd=ROOT,
