@@ -169,13 +169,15 @@ def main(
     modes: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(MODES)}.")] = ",".join(MODES),
     limit: Annotated[int, typer.Option(help="Only every so many prompts; 0 takes all.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="New tokens for each prompt.")] = 48,
+    threads: Annotated[int, typer.Option(help="Torch threads; 0 takes torch's default.")] = 0,
     fresh_reference: Annotated[bool, typer.Option(help="Compute transformers' answers anew.")] = False,
 ) -> None:
     """Compares every mode with transformers, token for token. Exits 1 on any difference."""
     chosen = [name for name in modes.split(",") if name]
     if unknown := set(chosen) - set(MODES):
         raise SystemExit(f"unknown modes {sorted(unknown)}; known are {', '.join(MODES)}")
-    torch.set_num_threads(max(1, torch.get_num_threads()))
+    if threads:
+        torch.set_num_threads(threads)
     console, bars = Console(), Bars()
     home = read_environment().home
     model_dir = resolve(model, home, silent).path
