@@ -94,6 +94,7 @@ class RayRuntime:
             return actor_class.options(
                 name=plan.actor_name,
                 num_cpus=plan.cpus,
+                resources=dict(plan.resources),
                 max_restarts=-1,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": variables},
