@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 
@@ -30,6 +30,13 @@ _CHANNEL_OPTIONS = (
 )
 
 
+async def addresses_of(endpoint: str) -> frozenset[str]:
+    """All addresses behind host:port. Raises OSError."""
+    host, _, port = endpoint.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return frozenset(join_address(str(address[0]), int(address[1])) for *_, address in found)
+
+
 class ExternalRouters:
     """Keeps the routers behind some names informed. Implements `cluster.routers.Routers`.
 
@@ -38,6 +45,8 @@ class ExternalRouters:
             is asked about again and again.
         workers: the table to tell them, asked for at each push.
         on_change: called after `addresses` or `trouble` may have changed.
+        resolve: all addresses behind host:port, as host:port; raises OSError.
+        patience_s: how long `start` waits for a router.
     """
 
     def __init__(
@@ -46,7 +55,11 @@ class ExternalRouters:
         *,
         workers: Callable[[], Sequence[worker_pb2.WorkerInfo]],
         on_change: Callable[[], None],
+        resolve: Callable[[str], Awaitable[frozenset[str]]] = addresses_of,
+        patience_s: float = FIRST_REPORTS_S,
     ) -> None:
+        self._resolve_name = resolve
+        self._patience_s = patience_s
         self._endpoints = tuple(endpoints)
         self._table = TablePush(workers)
         self._on_change = on_change
@@ -78,7 +91,7 @@ class ExternalRouters:
 
     async def start(self) -> None:
         """Begins to inform them. Returns once one hears from all workers, or after a while without."""
-        deadline = time.monotonic() + FIRST_REPORTS_S
+        deadline = time.monotonic() + self._patience_s
         await self._resolve()
         while time.monotonic() < deadline:
             if any(await asyncio.gather(*(link.hears_all() for link in self._links.values()))):
@@ -107,7 +120,7 @@ class ExternalRouters:
         before = self.trouble
         for endpoint in self._endpoints:
             try:
-                self._found[endpoint] = await _addresses_of(endpoint)
+                self._found[endpoint] = await self._resolve_name(endpoint)
                 self._unresolved.pop(endpoint, None)
             except OSError as error:
                 # Those found before may well live on while the name service does not answer.
@@ -179,10 +192,3 @@ class _RouterLink:
                 self._on_change()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), PUSH_INTERVAL_S)
-
-
-async def _addresses_of(endpoint: str) -> frozenset[str]:
-    """All addresses behind host:port. Raises OSError."""
-    host, _, port = endpoint.rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    return frozenset(join_address(str(address[0]), int(address[1])) for *_, address in found)

@@ -191,9 +191,7 @@ class DeploymentSpec(_Section):
     def _resources_can_be_had(self) -> DeploymentSpec:
         for role, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if pool.resources and not self.ray.address:
-                raise ValueError(
-                    f"{role}.resources needs ray.address: a Ray started here offers none"
-                )
+                raise ValueError(f"{role}.resources needs ray.address: a Ray started here offers none")
         return self
 
     @model_validator(mode="after")
