@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,25 +44,26 @@ async def _router(folder: Path, workers: Sequence[worker_pb2.WorkerInfo]) -> Asy
         addresses_file=addresses, log_level="warning",
     )  # fmt: skip
     (folder / "router.json").write_text(config.model_dump_json())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "router", "--config", str(folder / "router.json")],
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "--config", str(folder / "router.json")),
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])},
     )
     try:
         while not addresses.exists():
-            assert process.poll() is None, "the router ended"
+            assert process.returncode is None, "the router ended"
             await asyncio.sleep(0.05)
         found: dict[str, str] = json.loads(addresses.read_text())
         async with grpc.aio.insecure_channel(found["admin"]) as channel:
             table = router_pb2.WorkerTable(version=1, workers=workers)
             await router_pb2_grpc.RouterAdminStub(channel).SetWorkers(table)
         async with httpx.AsyncClient() as http:
-            while (await http.get(f"http://{found['http']}/ready")).status_code != 200:
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(60):
+                while (await http.get(f"http://{found['http']}/ready")).status_code != 200:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
         yield found
     finally:
         process.terminate()
-        process.wait(30)
+        await process.wait()
 
 
 async def _timed(call: Callable[[], Awaitable[object]], concurrency: int) -> tuple[list[float], float]:
@@ -88,6 +88,7 @@ class _DirectSession:
         self._call = decode_pb2_grpc.DecodeStub(channel).Session()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._number = 0
+        self._writing = asyncio.Lock()  # a call takes one message at a time
         self._reader = asyncio.ensure_future(self._read())
 
     async def hello(self) -> None:
@@ -105,7 +106,8 @@ class _DirectSession:
         command.submit.request.request_id = request_id
         self._waiting[request_id] = asyncio.get_running_loop().create_future()
         done = self._waiting[request_id]
-        await self._call.write(command)
+        async with self._writing:
+            await self._call.write(command)
         await done
 
     async def close(self) -> None:
@@ -133,22 +135,22 @@ async def measure_router() -> Table:
     )  # fmt: skip
     try:
         with tempfile.TemporaryDirectory() as folder:
-            async with _router(Path(folder), [prefill.info, decode.info]) as found:
-                async with (
-                    AsyncClient(found["grpc"]) as client,
-                    httpx.AsyncClient(base_url=f"http://{found['http']}") as http,
-                    grpc.aio.insecure_channel(decode.info.endpoint) as channel,
-                ):
-                    direct = _DirectSession(channel)
-                    await direct.hello()
-                    paths: dict[str, Callable[[], Awaitable[object]]] = {
-                        "worker alone": lambda: direct.ask(submit),
-                        "gRPC": lambda: client.generate(token_ids=prompt, temperature=0.0, max_tokens=1),
-                        "HTTP": lambda: http.post("/v1/completions", json=body),
-                    }
-                    for concurrency in (1, 32):
-                        await _compare(paths, concurrency, table)
-                    await direct.close()
+            async with (
+                _router(Path(folder), [prefill.info, decode.info]) as found,
+                AsyncClient(found["grpc"]) as client,
+                httpx.AsyncClient(base_url=f"http://{found['http']}") as http,
+                grpc.aio.insecure_channel(decode.info.endpoint) as channel,
+            ):
+                direct = _DirectSession(channel)
+                await direct.hello()
+                paths: dict[str, Callable[[], Awaitable[object]]] = {
+                    "worker alone": lambda: direct.ask(submit),
+                    "gRPC": lambda: client.generate(token_ids=prompt, temperature=0.0, max_tokens=1),
+                    "HTTP": lambda: http.post("/v1/completions", json=body),
+                }
+                for concurrency in (1, 32):
+                    await _compare(paths, concurrency, table)
+                await direct.close()
     finally:
         await prefill.stop()
         await decode.stop()
