@@ -7,15 +7,17 @@ word, it kills every process that carries the supervisor's mark.
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 from pathlib import Path
 
 from cluster.environment import inherited_environment
-from cluster.processes import INSTANCE_VARIABLE, end_marked
+from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, is_alive, marked_processes
 
 _DISMISSAL = b"done"
 _SWEEP_TIMEOUT_S = 30.0
+_LOOK_S = 1.0
 
 
 class Guardian:
@@ -61,9 +63,14 @@ class Guardian:
 
 def main() -> int:
     """Waits for the end of the supervisor. Exit code 1 where a process could not be ended."""
+    instance = sys.argv[1]
+    # Remembered from while they were alive: an orphan may no longer show its mark.
+    known: set[ProcessId] = set()
+    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        known = {process for process in known if is_alive(process)} | set(marked_processes(instance))
     if sys.stdin.buffer.read() == _DISMISSAL:
         return 0
-    return 1 if end_marked(sys.argv[1], _SWEEP_TIMEOUT_S) else 0
+    return 1 if end_marked(instance, _SWEEP_TIMEOUT_S, known) else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +84,9 @@ def wait_for_end(process: ProcessId, timeout_s: float) -> bool:
 def marked_processes(instance: str) -> list[ProcessId]:
     """Every live process that was started with `KVRELAY_INSTANCE=instance`, and all descendants of those.
 
-    Descendants count because a process may overwrite the memory that /proc shows as its environment.
-    This process itself is never among them.
+    Descendants count because a process that sets its title, as Ray's do, may overwrite the memory that /proc
+    shows as its environment; one whose parents are gone too can then no longer be told. This process itself
+    is never among them.
     """
     parents = _parents()
     marker = f"{INSTANCE_VARIABLE}={instance}".encode()
@@ -95,15 +96,28 @@ def marked_processes(instance: str) -> list[ProcessId]:
     return [process for pid in sorted(found) if (process := identify(pid)) is not None]
 
 
-def end_marked(instance: str, timeout_s: float) -> list[ProcessId]:
-    """SIGKILLs every process of `marked_processes`, again until none is left. Returns the survivors."""
+def end_marked(instance: str, timeout_s: float, known: Iterable[ProcessId] = ()) -> list[ProcessId]:
+    """SIGKILLs every process of `marked_processes` and of `known`, until none is left.
+
+    Args:
+        instance: the mark.
+        timeout_s: how long to try.
+        known: processes that were marked earlier, should their mark have been lost since.
+
+    Returns:
+        The survivors.
+    """
     deadline = time.monotonic() + timeout_s
-    while (left := marked_processes(instance)) and time.monotonic() < deadline:
+    suspects = set(known)
+    while True:
+        suspects |= set(marked_processes(instance))
+        left = sorted(filter(is_alive, suspects), key=lambda process: process.pid)
+        if not left or time.monotonic() > deadline:
+            return left
         for process in left:
             send_signal(process, signal.SIGKILL)
         for process in left:
             wait_for_end(process, deadline - time.monotonic())
-    return left
 
 
 def _stat(pid: int) -> list[str] | None:

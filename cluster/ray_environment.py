@@ -13,17 +13,24 @@ import secrets
 from pathlib import Path
 
 from cluster.environment import export
+from cluster.spec import RaySpec
 
+# Ray prints a paragraph for each worker that dies. The supervisor says so itself, in a line.
+_NOT_PRINTED = "^A worker died or was killed"
 _TOKEN_FILE = "ray_auth_token"
 _TOKEN_BYTES = 32
 
 
-def prepare_local_ray(home: Path, auth: str) -> Path | None:
-    """Local Ray: loopback only, the given authentication. Returns the token's file, None for "disabled"."""
+def prepare_ray(home: Path, spec: RaySpec) -> Path | None:
+    """Before Ray is imported. Returns the file of a local Ray's token; None where we choose none."""
+    export("RAY_DEDUP_LOGS_SKIP_REGEX", _NOT_PRINTED)
+    if spec.address:
+        # Its own users know how it authenticates.
+        return None
     export("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     export("RAY_USAGE_STATS_ENABLED", "0")
-    export("RAY_AUTH_MODE", auth)
-    if auth != "token":
+    export("RAY_AUTH_MODE", spec.auth)
+    if spec.auth != "token":
         return None
     path = home / _TOKEN_FILE
     if not path.exists():

@@ -117,7 +117,7 @@ class RayRuntime:
     def disconnect(self) -> None:
         """Ends all our actors and a local Ray. Blocks for seconds."""
         self._agents.clear()
-        ray.shutdown()
+        ray.shutdown(wait_for_processes=True)
 
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:

@@ -22,7 +22,7 @@ from cluster.managed_worker import ManagedWorker, WorkerStartError
 from cluster.model_store.store import ModelEntry
 from cluster.plan import plan_router, plan_workers, served_name
 from cluster.ports import PortInUseError, require_free
-from cluster.processes import INSTANCE_VARIABLE, end_marked, identify
+from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
 from cluster.router_process import RouterProcess, RouterStartError
 from cluster.spec import DeploymentSpec
@@ -34,8 +34,8 @@ from cluster.state import (
     remove_state,
     write_state,
 )
+from prefix_index.hashing import hash_model
 from telemetry.logs import fields
-from worker.revision import hash_model
 
 logger = logging.getLogger(__name__)
 
@@ -183,20 +183,22 @@ class Supervisor:
             await self._router.stop(0.0 if hurry.is_set() else 5.0)
             self._router.clean_up()
         self._reporter.begin("Stopping workers, Ray and Redis")
+        # Now, while parents still tell whose children they are.
+        known = await asyncio.to_thread(marked_processes, self._instance)
         await asyncio.gather(*(worker.stop(_STOP_WORKER_S) for worker in self._workers))
         if self._ray is not None:
             self._runtime.disconnect()
         if self._redis is not None:
             await asyncio.to_thread(self._redis.stop)
-        await self._sweep()
+        await self._sweep(known)
         if self._owns_state:
             remove_state(self._environment.run_dir, self._spec.name)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, known: Sequence[ProcessId]) -> None:
         """What Ray left running is ended here; the guardian would do so only after our death."""
         if self._guardian is None:
             return
-        survivors = await asyncio.to_thread(end_marked, self._instance, _SWEEP_S)
+        survivors = await asyncio.to_thread(end_marked, self._instance, _SWEEP_S, known)
         if survivors:
             pids = ", ".join(str(process.pid) for process in survivors)
             self._reporter.note(f"these processes could not be ended: {pids}")

@@ -10,10 +10,7 @@ from pathlib import Path
 
 
 class PortInUseError(OSError):
-    """An address cannot be listened on; most often another process has the port."""
-
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        super().__init__(f"cannot listen on {join_address(host, port)}: {reason}")
+    """An address cannot be listened on; most often another process has the port. The message says it all."""
 
 
 def join_address(host: str, port: int) -> str:
@@ -27,7 +24,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise PortInUseError(host, port, error.strerror or str(error)) from error
+        raise PortInUseError(
+            f"cannot listen on {join_address(host, port)}: {error.strerror or error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

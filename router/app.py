@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from prefix_index.index import IndexConfigError, RedisPrefixIndex
-from router.addresses import Addresses, join_address
+from router.addresses import Addresses, PortInUseError, join_address
 from router.auth import ApiKeys
 from router.config import RouterConfig
 from router.core import RouterCore
@@ -67,6 +68,15 @@ def _keys(config: RouterConfig) -> ApiKeys:
         raise ConfigError("api_keys", str(error)) from error
 
 
+@contextmanager
+def _setting(key: str) -> Iterator[None]:
+    """Names the setting behind a port that cannot be had."""
+    try:
+        yield
+    except PortInUseError as error:
+        raise PortInUseError(f"{key}: {error}") from error
+
+
 class Router:
     """A router, from its making to its end. Belongs to one event loop; made inside it.
 
@@ -96,15 +106,15 @@ class Router:
         metrics = DoorMetrics(self._core.metrics.registry)
         fingerprint_of = f"{package_version()} {config.served_name} {config.hash_model}"
         app = create_app(self.serving, metrics, keys, config.max_body_bytes, fingerprint_of)
-        self._http = HttpServer(app, config.host, config.http_port)
-        self._rpc: RpcServer = inference_server(
-            config.host,
-            config.grpc_port,
-            InferenceDoor(self.serving, metrics),
-            keys,
-            config.max_body_bytes,
-        )
-        self._admin: RpcServer = admin_server(config.host, config.admin_port, self._core.admin)
+        inference = InferenceDoor(self.serving, metrics)
+        with _setting("grpc_port"):
+            self._rpc: RpcServer = inference_server(
+                config.host, config.grpc_port, inference, keys, config.max_body_bytes
+            )
+        with _setting("admin_port"):
+            self._admin: RpcServer = admin_server(config.host, config.admin_port, self._core.admin)
+        with _setting("http_port"):
+            self._http = HttpServer(app, config.host, config.http_port)
         self._watch: asyncio.Task[None] | None = None
         self.addresses = Addresses(
             http=join_address(config.host, self._http.port),

@@ -16,7 +16,7 @@ from cluster.cli.console import OUT, USAGE, StepReporter, fail
 from cluster.environment import Environment, read_environment
 from cluster.errors import SupervisorError
 from cluster.model_store.store import ModelEntry, resolve
-from cluster.ray_environment import prepare_local_ray
+from cluster.ray_environment import prepare_ray
 from cluster.spec import DeploymentSpec
 from cluster.spec_loading import Override, SpecError, load_spec
 from cluster.state import DeploymentState
@@ -46,9 +46,7 @@ def serve(path: Path | None, overrides: Sequence[Override], when_ready: WhenRead
         except ModelError as error:
             fail(f"model: {error}")
         reporter.done()
-        token = None
-        if not spec.ray.address:
-            token = prepare_local_ray(environment.home, spec.ray.auth)
+        token = prepare_ray(environment.home, spec.ray)
         try:
             asyncio.run(_serve(spec, model, environment, reporter, token, when_ready))
         except (SupervisorError, KvrelayError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from pydantic_core import to_json
@@ -109,8 +109,11 @@ class EventStream(GenerationResponse):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
         try:
-            async with aclosing(self.serving.run(self.prepared)) as events:
-                async for data in self._chunks(events):
+            async with (
+                aclosing(self.serving.run(self.prepared)) as events,
+                aclosing(self._chunks(events)) as chunks,
+            ):
+                async for data in chunks:
                     if not begun:
                         begun = True
                         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
@@ -130,7 +133,7 @@ class EventStream(GenerationResponse):
             last = _DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _chunks(self, events: AsyncIterator[ChoiceEvent]) -> AsyncIterator[bytes]:
+    async def _chunks(self, events: AsyncIterator[ChoiceEvent]) -> AsyncGenerator[bytes, None]:
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 self._tokens += len(event.token_ids)

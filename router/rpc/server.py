@@ -74,7 +74,7 @@ class RpcServer:
         try:
             self.port = self.server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
-            raise PortInUseError(host, port, str(error)) from error
+            raise PortInUseError(f"cannot listen on {join_address(host, port)}: {error}") from error
 
     async def start(self) -> None:
         """Begins to serve. Health: the server as a whole is SERVING now, its service from `set_ready` on."""

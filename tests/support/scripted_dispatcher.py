@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -51,7 +51,7 @@ class ScriptedGeneration:
         self.yielded = 0
         self._events = self._run()
 
-    async def _run(self) -> AsyncIterator[TokenDelta | GenerationEnd]:
+    async def _run(self) -> AsyncGenerator[TokenDelta | GenerationEnd, None]:
         self.state = "running"
         reason = self.script.finish_reason
         for delta in self.script.deltas:
@@ -93,6 +93,7 @@ class ScriptedGeneration:
     async def aclose(self) -> None:
         if self.state in ("new", "running"):
             self.state = "closed"
+        await self._events.aclose()
 
 
 class ScriptedDispatcher:

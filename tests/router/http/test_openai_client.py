@@ -104,11 +104,11 @@ async def test_an_error_inside_a_stream_is_raised(keyed: Doors, client: openai.A
         says("Hel", end=None), error=GenerationError(ErrorKind.UNAVAILABLE, "all workers are lost")
     )
     stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-    text = ""
-    with pytest.raises(openai.APIError, match="all workers are lost"):
-        async for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
+    chunks = aiter(stream)
+    text = "".join([(await anext(chunks)).choices[0].delta.content or "" for _ in range(3)])
     assert text == "Hel"
+    with pytest.raises(openai.APIError, match="all workers are lost"):
+        await anext(chunks)
 
 
 async def test_the_synchronous_client(keyed: Doors) -> None:
