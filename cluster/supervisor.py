@@ -24,6 +24,7 @@ from cluster.plan import plan_router, plan_workers, served_name
 from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
+from cluster.redis_check import RedisUnusableError, require_answer
 from cluster.router_process import RouterProcess, RouterStartError
 from cluster.spec import DeploymentSpec
 from cluster.state import (
@@ -43,6 +44,7 @@ _START_ERRORS = (
     EmbeddedRedisError,
     PortInUseError,
     RayError,
+    RedisUnusableError,
     RouterStartError,
     StateFileError,
     OSError,
@@ -135,7 +137,10 @@ class Supervisor:
         export(INSTANCE_VARIABLE, self._instance)
         self._guardian = Guardian(self._instance)
         self._save()
-        if not spec.redis.url:
+        if spec.redis.url:
+            self._reporter.begin("Connecting to Redis")
+            await asyncio.to_thread(require_answer, spec.redis.url)
+        else:
             self._reporter.begin("Starting Redis")
             self._redis = await asyncio.to_thread(embedded_redis.start, self._log_dir / "redis.log")
             self._redis_url = self._redis.url
