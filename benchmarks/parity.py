@@ -9,6 +9,7 @@ hits were hits, preemptions happened, NIXL moved the bytes between two processes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,15 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoTokenizer
 
 from benchmarks.bars import Bars
 from benchmarks.clusters import run_disaggregated
 from benchmarks.engines import mixed_lengths, run_concurrently
 from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.reference import greedy_reference
-from cluster.environment import kvrelay_home
+from cluster.environment import read_environment
+from cluster.model_store.progress import silent
 from cluster.model_store.store import resolve
 from engine.api import Engine, EngineRequest, SamplingParams
 from engine.config import EngineConfig
@@ -54,13 +57,19 @@ class Suite:
         return assemble(WorkerConfig("parity-0", 1, "local", "parity", engine, transports=())).engine
 
 
-def build_requests(model_dir: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[EngineRequest]:
-    """Greedy requests, one for each prompt, in the model's chat form."""
+async def build_requests(
+    model_dir: Path, prompts: Sequence[Prompt], max_tokens: int, bars: Bars
+) -> list[EngineRequest]:
+    """Greedy requests, one for each prompt, in the model's chat form as transformers makes it."""
+    yardstick = AutoTokenizer.from_pretrained(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     greedy = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0, max_tokens=max_tokens)
     requests = []
     for prompt in prompts:
-        token_ids = tokenizer.encode(template.render([{"role": "user", "content": prompt.text}]))
+        messages = [{"role": "user", "content": prompt.text}]
+        token_ids = yardstick.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        own = await tokenizer.encode(template.render(messages), add_special_tokens=False)
+        bars.require(list(own) == token_ids, f"{prompt.name}: the router tokenizes it otherwise")
         requests.append(EngineRequest(prompt.name, tuple(token_ids), greedy))
     return requests
 
@@ -160,19 +169,23 @@ def main(
     modes: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(MODES)}.")] = ",".join(MODES),
     limit: Annotated[int, typer.Option(help="Only every so many prompts; 0 takes all.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="New tokens for each prompt.")] = 48,
+    threads: Annotated[int, typer.Option(help="Torch threads; 0 takes torch's default.")] = 0,
     fresh_reference: Annotated[bool, typer.Option(help="Compute transformers' answers anew.")] = False,
 ) -> None:
     """Compares every mode with transformers, token for token. Exits 1 on any difference."""
     chosen = [name for name in modes.split(",") if name]
     if unknown := set(chosen) - set(MODES):
         raise SystemExit(f"unknown modes {sorted(unknown)}; known are {', '.join(MODES)}")
-    torch.set_num_threads(max(1, torch.get_num_threads()))
+    if threads:
+        torch.set_num_threads(threads)
     console, bars = Console(), Bars()
-    home = kvrelay_home()
-    model_dir = resolve(model, home).path
+    home = read_environment().home
+    model_dir = resolve(model, home, silent).path
     questions = load_prompts(prompts)
-    greedy = build_requests(
-        model_dir, questions[:: len(questions) // limit] if limit else questions, max_tokens
+    greedy = asyncio.run(
+        build_requests(
+            model_dir, questions[:: len(questions) // limit] if limit else questions, max_tokens, bars
+        )
     )
     reference = greedy_reference(
         model_dir, [r.prompt_token_ids for r in greedy], max_tokens, home / "benchmarks", fresh_reference

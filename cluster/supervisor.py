@@ -35,8 +35,8 @@ from cluster.state import (
     remove_state,
     write_state,
 )
+from prefix_index.hashing import hash_model
 from telemetry.logs import fields
-from worker.revision import hash_model
 
 logger = logging.getLogger(__name__)
 

@@ -52,3 +52,8 @@ class ChainHasher:
             parent = self.extend(parent, token_ids[start : start + self.block_size])
             names.append(parent)
         return names
+
+
+def hash_model(model_name: str, revision: str) -> str:
+    """Model part of the block hashes, equal on workers and routers."""
+    return f"{model_name}@{revision}"

@@ -12,12 +12,12 @@ from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool, block_bytes, blocks_in_budget
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
+from engine.models.revision import model_revision
 from kv_transfer import registry
 from kv_transfer.transports.base import Transport, TransportConfig
 from kv_transfer.types import Identity, KvLayout, LayerGroup, PoolRegion
-from prefix_index.hashing import HASH_VERSION, ChainHasher
+from prefix_index.hashing import HASH_VERSION, ChainHasher, hash_model
 from worker.config import WorkerConfig
-from worker.revision import hash_model, model_revision
 
 
 @dataclass(frozen=True, slots=True)

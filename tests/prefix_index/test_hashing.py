@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_index.hashing import HASH_BYTES, ChainHasher
+from prefix_index.hashing import HASH_BYTES, ChainHasher, hash_model
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -86,3 +86,7 @@ def test_only_full_blocks_have_names(count: int) -> None:
 def test_token_ids_outside_of_32_bits_are_refused(token: int) -> None:
     with pytest.raises(OverflowError):
         ChainHasher("model", 1).chain([token])
+
+
+def test_hash_model_names_both() -> None:
+    assert hash_model("tiny", "abc") == "tiny@abc"

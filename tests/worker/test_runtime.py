@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import embedded_redis
 from decode_worker.worker import DecodeWorker
+from engine.models.revision import model_revision
 from kvrelay.v1 import worker_pb2
-from prefix_index.hashing import ChainHasher
+from prefix_index.hashing import ChainHasher, hash_model
 from prefix_index.index import RedisPrefixIndex
 from tests.support.pair import Pair, worker_pair
 from tests.support.requests import prompt, work_request
 from tests.support.workers import LIMIT_S, eventually, worker_config
-from worker.revision import hash_model, model_revision
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

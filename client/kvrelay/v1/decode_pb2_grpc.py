@@ -46,7 +46,8 @@ class DecodeServicer:
 
     def Session(self, request_iterator, context):
         """The first command must be Hello. When the stream breaks, the worker abandons the router's requests
-        after a short grace, unless a stream with the same router id comes back.
+        after a short grace, unless a stream with the same router id comes back. That one gets every answer
+        again from its first token, and every end that may not have arrived: the router takes what it lacks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
