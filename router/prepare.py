@@ -214,7 +214,8 @@ class Preparer:
 
     def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
         vocab_size = self.model.tokenizer.vocab_size
-        for token_id in token_ids:
+        # A prompt may be a million ids long: the loop over them must not be Python's.
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
                     f"Token id {token_id} is out of range; this model has the ids 0 to {vocab_size - 1}.",

@@ -51,7 +51,8 @@ def read_config(model_dir: Path) -> ModelConfig:
     generation = model_dir / GENERATION_CONFIG_FILE
     eos = _token_ids(raw.get("eos_token_id"), CONFIG_FILE)
     if generation.exists():
-        eos |= _token_ids(read_json(generation).get("eos_token_id"), GENERATION_CONFIG_FILE)
+        # As in transformers: what generation is told takes precedence over what the model was built with.
+        eos = _token_ids(read_json(generation).get("eos_token_id"), GENERATION_CONFIG_FILE) or eos
     try:
         return family.read_config(raw, eos)
     except (CheckpointError, UnsupportedModelError) as error:

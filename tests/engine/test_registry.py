@@ -133,12 +133,12 @@ def test_values_that_make_no_sense(tmp_path: Path, change: dict[str, object], me
     [
         (2, None, {2}),
         ([2, 3], None, {2, 3}),
-        (2, {"eos_token_id": [5, 6]}, {2, 5, 6}),
+        (2, {"eos_token_id": [5, 6]}, {5, 6}),
         (None, {"eos_token_id": 7}, {7}),
         (None, {}, set()),
     ],
 )
-def test_eos_ids_of_both_files(
+def test_generation_config_names_the_eos_ids_first(
     tmp_path: Path, config: object, generation: dict[str, object] | None, expected: set[int]
 ) -> None:
     folder = write(tmp_path, LLAMA | {"eos_token_id": config}, generation)
