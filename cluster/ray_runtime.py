@@ -86,6 +86,11 @@ class RayRuntime:
         url = context.dashboard_url or ""
         return RayInfo(ray.get_runtime_context().gcs_address, f"http://{url}" if url else "")
 
+    @property
+    def own_node_id(self) -> str:
+        """The node that this process is on. After `connect`."""
+        return str(ray.get_runtime_context().get_node_id())
+
     def create_worker(self, plan: WorkerPlan) -> Any:
         """Handle of a new actor for the plan. Raises RayError where its name is taken."""
         actor_class: Any = ray.remote(ACTOR_CLASSES[plan.role])

@@ -150,6 +150,7 @@ class Supervisor:
         self._ray = self._runtime.connect()
         self._save()
         await self._start_workers()
+        self._require_reachable_redis()
         await self._start_router()
         self._phase = "ready"
         self._save()
@@ -244,6 +245,16 @@ class Supervisor:
             for task in starting:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
+
+    def _require_reachable_redis(self) -> None:
+        """The embedded server is on the loopback address: without this, far workers' blocks go unseen."""
+        here = self._runtime.own_node_id
+        far = [w.plan.worker_id for w in self._workers if w.started is not None and w.started.node_id != here]
+        if self._redis is not None and far:
+            raise SupervisorError(
+                f"redis.url: {', '.join(far)} run on other machines, which cannot reach the embedded Redis; "
+                "name a Redis that they reach"
+            )
 
     async def _start_router(self) -> None:
         infos = [worker.info for worker in self._workers if worker.info is not None]
