@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.05
 # So many unanswered pushes in a row mean that the router hangs.
-_HUNG_AFTER = 4
+_HUNG_AFTER = 3
 _LOG_TAIL_LINES = 8
 
 

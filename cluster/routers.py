@@ -13,7 +13,7 @@ from kvrelay.v1 import router_pb2, router_pb2_grpc, worker_pb2
 
 # The table is sent again now and then: a router that lost it, or was started by somebody else, recovers.
 PUSH_INTERVAL_S = 2.0
-PUSH_TIMEOUT_S = 5.0
+PUSH_TIMEOUT_S = 3.0
 # A router whose workers are all away serves errors until they come: no reason to hold its start up for long.
 FIRST_REPORTS_S = 15.0
 
