@@ -33,7 +33,6 @@ def _router(model: Path, folder: Path, changes: list[str], http_port: int = 0) -
         router_id="router-0",
         served_name="tiny",
         model_dir=model,
-        hash_model="tiny@0",
         block_size=16,
         max_model_len=256,
         http_port=http_port,
