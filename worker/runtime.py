@@ -142,7 +142,7 @@ class WorkerRuntime:
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)
-        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register(server)
         self.host.start()
