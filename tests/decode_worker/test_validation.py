@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from kv_transfer.transports.base import PullState
+from kv_transfer.transports.in_process import InProcessPull
 from kv_transfer.wire import identity_to_wire, layout_to_wire
 from kvrelay.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc
 from tests.support.aggregated import aggregated_tokens
@@ -123,13 +124,19 @@ async def test_a_lease_taken_over_by_another_is_lost(model_dir: Path) -> None:
 async def test_a_pool_mostly_in_quarantine_takes_no_more(model_dir: Path) -> None:
     decode = {"num_blocks": 16, "max_model_len": 256, "read_chunk_blocks": 16}
     async with worker_pair(model_dir, decode=decode) as pair:
-        pair.decode_transport.gate = lambda _: PullState.PENDING
+        held: list[InProcessPull] = []
+
+        def hold(pull: InProcessPull) -> PullState:
+            held.append(pull)
+            return PullState.PENDING
+
+        pair.decode_transport.gate = hold
         request = work_request("r", prompt(250))
         ticket = (await pair.prefill_link.prefill.Start(prefill_pb2.StartRequest(request=request))).ticket
         # All is ready before the decode worker comes, so that it reads it all at once.
         await eventually(lambda: pair.prefill.report().stats.prompt_tokens_total)
         reply = pair.router.submit(request, ticket)
-        await eventually(lambda: pair.decode.report().stats.blocks_pinned)
+        await eventually(lambda: held)
         pair.router.cancel("r")
         await pair.router.end_of(reply)
         await eventually(lambda: pair.decode.report().draining)
