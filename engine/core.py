@@ -95,10 +95,6 @@ class LLMEngine:
         if sequence is not None and sequence.hold:
             self._end(sequence)
 
-    def can_reserve(self, request: EngineRequest) -> None:
-        """Raises RequestTooLargeError where `reserve` could never succeed, ValueError as `submit`."""
-        self._check(request)
-
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Sets blocks aside for the whole context and the next block; None where there is no room now.
 
