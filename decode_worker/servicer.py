@@ -160,7 +160,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._runtime.host.post(lambda engine: engine.settle(blocks))
 
     async def _watch_quarantine(self) -> None:
-        """Drains and then fails the worker, once too much of the pool is lost: only a new process has it all."""
+        """Drains and then fails the worker, once too much of the pool is lost: a new process has it all."""
         share = 0.0
         while share <= _MAX_QUARANTINED_SHARE:
             await asyncio.sleep(_QUARANTINE_CHECK_S)
