@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from kv_transfer.types import KvTicket
 from kvrelay.v1 import prefill_pb2_grpc
 
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -20,14 +21,30 @@ _OPTIONS = (
 
 
 class PrefillChannels:
-    """Channels by endpoint."""
+    """Channels by endpoint, one for each worker id unless its process is known to be gone."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        # Worker id -> incarnation and endpoint of the newest process that bore it.
+        self._newest: dict[str, tuple[int, str]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def stub(self, endpoint: str) -> prefill_pb2_grpc.PrefillStub:
-        """The Prefill service behind an endpoint; connects when it is first called."""
+    @property
+    def endpoints(self) -> set[str]:
+        """Where the open channels lead."""
+        return set(self._channels)
+
+    def stub(self, ticket: KvTicket) -> prefill_pb2_grpc.PrefillStub:
+        """The Prefill service of a ticket's worker; connects when it is first called.
+
+        The channel to an older process of the same worker is closed: it may have died with nobody attached.
+        """
+        endpoint = ticket.endpoint
+        incarnation, before = self._newest.get(ticket.worker_id, (-1, ""))
+        if incarnation < ticket.incarnation:
+            self._newest[ticket.worker_id] = (ticket.incarnation, endpoint)
+            if before != endpoint:
+                self.drop(before)
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)

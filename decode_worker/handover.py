@@ -126,7 +126,7 @@ class Handover:
                 f"{self._request.num_context_tokens}"
             )
         try:
-            self._lease.open(self._tools.channels.stub(self._ticket.endpoint), self._attach())
+            self._lease.open(self._tools.channels.stub(self._ticket), self._attach())
             if self._stopped:
                 # Before it began: attached all the same, so that the prefill worker can be told.
                 raise asyncio.CancelledError

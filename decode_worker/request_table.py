@@ -84,6 +84,11 @@ class RequestTable:
         attempt = _Attempt(session, work, sequence, None, answer)
         session.outbox.open(answer)
         has_ticket = submit.HasField("ticket")
+        if known is not None and known.work.attempt < work.attempt:
+            # First, for it gives up its place. A ticket that goes on in the later attempt stays alive.
+            goes_on = known.ticket is not None and known.ticket.ticket_id == submit.ticket.ticket_id
+            why = f"attempt {work.attempt} took its place"
+            self._stop(known, common_pb2.FINISH_REASON_CANCELLED, why, keep_ticket=goes_on)
         try:
             if has_ticket:
                 attempt.ticket = ticket_from_wire(submit.ticket)
@@ -95,8 +100,6 @@ class RequestTable:
         except ValueError as error:
             self._end(attempt, error=WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error)))
             return
-        if known is not None:
-            self._stop(known, common_pb2.FINISH_REASON_CANCELLED, f"attempt {work.attempt} took its place")
         self._by_engine_id[sequence.request_id] = attempt
         self._by_request[work.request_id] = attempt
         attempt.deadline = at_deadline(
@@ -207,13 +210,15 @@ class RequestTable:
         if token.finish_reason is not None:
             self._end(attempt, _REASON_OF[token.finish_reason])
 
-    def _stop(self, attempt: _Attempt, reason: common_pb2.FinishReason, why: str) -> None:
+    def _stop(
+        self, attempt: _Attempt, reason: common_pb2.FinishReason, why: str, keep_ticket: bool = False
+    ) -> None:
         """Ends a request before its time, wherever it is, and lets go of what it holds."""
         if attempt.answer.end is not None:
             return
         self._end(attempt, reason)
         if attempt.handover is not None:
-            attempt.handover.stop(abandon_reason=why)
+            attempt.handover.stop(abandon_reason="" if keep_ticket else why)
         # Its reservation, where it is one, is the handover's to give back; this is for what was adopted.
         self._runtime.host.post(lambda engine: engine.cancel(attempt.sequence.request_id))
 

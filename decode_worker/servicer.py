@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 # Share of the pool in quarantine beyond which the worker is of no use and is to be restarted.
 _MAX_QUARANTINED_SHARE = 0.5
 _QUARANTINE_CHECK_S = 0.5
+# How long its other requests may go on before that.
+_QUARANTINE_DRAIN_S = 30.0
 
 _Commands = AsyncIterator[decode_pb2.DecodeCommand]
 _SessionContext = grpc.aio.ServicerContext[decode_pb2.DecodeCommand, decode_pb2.DecodeEvents]
@@ -126,8 +128,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         session = self._sessions.get(router_id)
         if session is None:
             config = self._config
-            # A break is noticed after the time-out at the latest, and the router has the grace to come back.
-            keep_s = config.heartbeat_timeout_s + config.session_grace_s
+            # A break is noticed soon after the time-out, and the router has the grace to come back.
+            keep_s = 2 * config.heartbeat_timeout_s + config.session_grace_s
             session = RouterSession(router_id, config.session_grace_s, keep_s, self._router_lost)
             self._sessions[router_id] = session
         return session
@@ -158,11 +160,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._runtime.host.post(lambda engine: engine.settle(blocks))
 
     async def _watch_quarantine(self) -> None:
-        while True:
+        """Drains and then fails the worker, once too much of the pool is lost: a new process has it all."""
+        share = 0.0
+        while share <= _MAX_QUARANTINED_SHARE:
             await asyncio.sleep(_QUARANTINE_CHECK_S)
-            share = len(self._quarantine.blocks) / max(1, self._runtime.host.stats.blocks_total)
-            if share > _MAX_QUARANTINED_SHARE and not self._runtime.admission.draining:
-                reason = f"{share:.0%} of the KV pool is in quarantine"
-                logger.critical(reason, extra=fields(worker_id=self._config.worker_id))
-                self._runtime.admission.close(reason)
-                await self._runtime.set_serving(False)
+            share = len(self._quarantine.blocks) / self._runtime.host.stats.blocks_total
+        reason = f"{share:.0%} of the KV pool is in quarantine"
+        logger.critical(reason, extra=fields(worker_id=self._config.worker_id))
+        self._runtime.admission.close(reason)
+        await self._runtime.set_serving(False)
+        await self._runtime.admission.wait_empty(_QUARANTINE_DRAIN_S)
+        raise RuntimeError(reason)

@@ -219,14 +219,11 @@ class Engine(Protocol):
         """Ends a held prefill, finished or not, and frees its blocks."""
         ...
 
-    def can_reserve(self, request: EngineRequest) -> None:
-        """Raises RequestTooLargeError where `reserve` could never succeed."""
-        ...
-
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Sets blocks aside for the whole context and the next block; None where there is no room now.
 
-        The head of the queue and the running sequences keep their room.
+        The head of the queue and the running sequences keep their room. Raises as `submit`,
+        RequestTooLargeError where there can never be room.
         """
         ...
 

@@ -95,10 +95,6 @@ class LLMEngine:
         if sequence is not None and sequence.hold:
             self._end(sequence)
 
-    def can_reserve(self, request: EngineRequest) -> None:
-        """Raises RequestTooLargeError where `reserve` could never succeed, ValueError as `submit`."""
-        self._check(request)
-
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Sets blocks aside for the whole context and the next block; None where there is no room now.
 
@@ -140,12 +136,14 @@ class LLMEngine:
         """
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.status is SequenceStatus.RESERVED:
-            self._blocks.free(sequence, unsettled)
+            # Nobody vouches for what was read into them: it may be NaN.
+            self._runner.scrub(self._blocks.free(sequence, unsettled))
             self._end(sequence)
 
     def settle(self, block_ids: Sequence[int]) -> None:
         """Frees quarantined blocks. Raises ValueError, changing nothing, where one is not quarantined."""
         self._blocks.pool.settle(block_ids)
+        self._runner.scrub(block_ids)
 
     def cancel(self, request_id: str) -> None:
         """Ends a sequence in whatever state but reserved; its blocks are freed at once."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from kv_transfer.chunk import ReadChunk
 from kv_transfer.quarantine import Quarantine
@@ -79,7 +80,8 @@ class KvReader:
         self.quarantine = quarantine
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="kv-reader")
         self._on_settled = on_settled
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        # Of the peers that somebody reads from.
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._watch: asyncio.Task[None] | None = None
 
     async def connect(self, exported: bytes) -> str:
@@ -88,7 +90,6 @@ class KvReader:
 
     async def disconnect(self, peer: str) -> None:
         """`Transport.disconnect` in the reader's thread."""
-        self._slots.pop(peer, None)
         await asyncio.get_running_loop().run_in_executor(self.thread, self.transport.disconnect, peer)
 
     def open(self, peer: str) -> KvReads:

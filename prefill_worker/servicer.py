@@ -120,13 +120,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             return prefill_pb2.StartResponse(ticket=wire.ticket_to_wire(known.ticket))
         sequence = engine_request(work)
         ticket_id = uuid.uuid4().hex
+        if known is not None and known.attempt < work.attempt:
+            # First, for it gives up its place.
+            self._revoke(known, f"attempt {work.attempt} took its place", retryable=False)
         try:
             self._runtime.admission.admit(ticket_id, work.request_id, work.attempt, sequence)
         except RefusedError as refused:
             self._runtime.metrics.refused(refused.refusal)
             await context.abort(_STATUS_OF[refused.refusal], str(refused))
-        if known is not None:
-            self._revoke(known, f"attempt {work.attempt} took its place", retryable=False)
         prefill = self._open(ticket_id, work.request_id, work.attempt, sequence)
         prefill.deadline = at_deadline(work.deadline_unix_ms, lambda: self._deadline_passed(prefill))
         logger.info("ticket", extra=fields(request_id=work.request_id, ticket_id=ticket_id))

@@ -78,7 +78,7 @@ class _SnapshotCollector(Collector):
             yield family
         for name, text, total in (
             ("steps", "Engine steps.", now.steps),
-            ("prompt_tokens", "Context tokens of sequences scheduled.", now.engine.prompt_tokens_total),
+            ("prompt_tokens", "Prompt tokens of finished prefills.", now.engine.prompt_tokens_total),
             ("prefix_hit_tokens", "Of these, found in the prefix cache.", now.engine.cached_tokens_total),
             ("generated_tokens", "Tokens drawn.", now.engine.generated_tokens_total),
             ("preemptions", "Sequences put back for want of blocks.", now.engine.preemptions_total),

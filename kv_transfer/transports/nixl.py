@@ -105,6 +105,16 @@ def _unpack(exported: bytes) -> tuple[int, int, int, bytes]:
     return address, num_blocks, block_bytes, exported[_HEADER.size :]
 
 
+def _agent_name(config: TransportConfig) -> str:
+    return f"{config.worker_id}.{config.incarnation}.{secrets.token_hex(4)}"
+
+
+def _process_of(agent_name: str) -> tuple[str, int]:
+    """Worker id and incarnation in an agent's name."""
+    worker_id, incarnation, _ = agent_name.rsplit(".", 2)
+    return worker_id, int(incarnation)
+
+
 @dataclass(slots=True, eq=False)
 class _Peer:
     """A connected peer. `lost`: NIXL said so. `forgotten`: to be removed once its reads have settled."""
@@ -145,10 +155,9 @@ class NixlTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         _configure(config.host)
-        agent_name = f"{config.worker_id}.{config.incarnation}.{secrets.token_hex(4)}"
         with _progress_delay():
             self._agent = nixl_api.nixl_agent(
-                agent_name,
+                _agent_name(config),
                 nixl_api.nixl_agent_config(
                     enable_prog_thread=True,
                     sync_mode=nixl_api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
@@ -211,6 +220,7 @@ class NixlTransport:
             except _ERRORS as error:
                 raise TransferError(f"NIXL refuses the peer: {error}") from error
             self._peers[name] = _Peer(name, exported, num_blocks, descriptors)
+            self._forget_older(name)
             return name
 
     def start_pull(self, peer: str, local_blocks: Sequence[int], remote_blocks: Sequence[int]) -> NixlPull:
@@ -253,10 +263,8 @@ class NixlTransport:
         """Forgets a peer, at once or when its last read has settled."""
         with self._lock:
             found = self._peers.get(peer)
-            if found is not None and found.in_flight:
-                found.forgotten = True
-            elif found is not None:
-                self._remove(found)
+            if found is not None:
+                self._forget(found)
 
     def close(self) -> None:
         """Destroys the agent; with reads in flight it lives on, unreachable but for their polls."""
@@ -304,6 +312,20 @@ class NixlTransport:
         pull.error = error
         # Last: `poll` reads it without the lock.
         pull.state = PullState.DONE if error is None else PullState.FAILED
+
+    def _forget_older(self, name: str) -> None:
+        """Forgets the processes that bore a worker's id before; nobody may have seen them die."""
+        worker_id, incarnation = _process_of(name)
+        for peer in list(self._peers.values()):
+            other_id, other_incarnation = _process_of(peer.name)
+            if other_id == worker_id and other_incarnation < incarnation:
+                self._forget(peer)
+
+    def _forget(self, peer: _Peer) -> None:
+        if peer.in_flight:
+            peer.forgotten = True
+        else:
+            self._remove(peer)
 
     def _lose(self, peer: _Peer) -> None:
         if not peer.lost:

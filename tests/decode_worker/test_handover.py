@@ -173,6 +173,24 @@ async def test_failed_read_leaves_the_ticket_to_another_attempt(model_dir: Path)
         assert (await pair.prefill_link.report()).stats.prompt_tokens_total == 100
 
 
+async def test_a_later_attempt_takes_the_same_ticket_over(model_dir: Path) -> None:
+    """The router lost its stream to the only decode worker, and comes back with what it has."""
+    async with worker_pair(model_dir) as pair:
+        pair.decode_transport.gate = lambda _: PullState.PENDING
+        request = work_request("r", prompt(100))
+        ticket = await _start(pair, request)
+        first = pair.router.submit(request, ticket)
+        await eventually(lambda: pair.decode.report().stats.blocks_pinned)
+        again = pair.router.submit(work_request("r", prompt(100), attempt=2), ticket)
+        await pair.router.end_of(first)
+        pair.decode_transport.gate = lambda _: PullState.DONE
+        await pair.router.end_of(again)
+        assert again.tokens == aggregated_tokens(model_dir, request)
+        # Nothing was computed anew.
+        assert (await pair.prefill_link.report()).stats.prompt_tokens_total == 100
+        await pair.quiet()
+
+
 @pytest.mark.parametrize("how", ["cancel", "deadline", "read_timeout", "disconnect"])
 async def test_blocks_of_unsettled_reads_are_quarantined(model_dir: Path, how: str) -> None:
     decode = {"read_timeout_s": 0.3, "session_grace_s": 0.1} if how != "cancel" else {}

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from decode_worker.room import Room
 from engine.api import RequestTooLargeError
+from engine.loop import EngineStoppedError
 from tests.support.requests import prompt, work_request
 from tests.support.workers import eventually, worker_config
 from worker.assembly import assemble
@@ -56,3 +58,38 @@ async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
             await room.reserve(engine_request(work_request("huge", prompt(192))))
     finally:
         await host.stop()
+
+
+async def test_all_who_wait_are_served_between_two_steps(model_dir: Path) -> None:
+    """A handover that waited for the one before it would pay an engine step for each place in the queue."""
+    assembly = await asyncio.to_thread(assemble, worker_config(model_dir, "d"))
+    host = EngineHost(assembly.engine, lambda _: None, lambda _: None)
+    host.start()
+    this_step, next_step = threading.Event(), threading.Event()
+    try:
+        room = Room(host)
+        host.post(lambda _: this_step.wait())
+        requests = [engine_request(work_request(f"r{n}", prompt(20))) for n in range(4)]
+        waiting = [asyncio.create_task(room.reserve(request)) for request in requests]
+        # All ask, then the room asks the engine.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        host.post(lambda _: next_step.wait())
+        this_step.set()
+        await eventually(lambda: all(task.done() for task in waiting))
+        assert [task.result().request_id for task in waiting] == [r.request_id for r in requests]
+    finally:
+        this_step.set()
+        next_step.set()
+        await host.stop()
+
+
+async def test_a_stopped_engine_is_told_to_everybody(model_dir: Path) -> None:
+    assembly = await asyncio.to_thread(assemble, worker_config(model_dir, "d"))
+    host = EngineHost(assembly.engine, lambda _: None, lambda _: None)
+    host.start()
+    await host.stop()
+    room = Room(host)
+    requests = [engine_request(work_request(f"r{n}", prompt(20))) for n in range(2)]
+    for outcome in await asyncio.gather(*(room.reserve(r) for r in requests), return_exceptions=True):
+        assert isinstance(outcome, EngineStoppedError)

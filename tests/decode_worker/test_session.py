@@ -121,6 +121,16 @@ async def test_attempts(model_dir: Path) -> None:
         await pair.decode_link.quiet()
 
 
+async def test_a_later_attempt_needs_no_second_place(model_dir: Path) -> None:
+    async with worker_pair(model_dir, decode={"max_queue": 1}) as pair:
+        pair.decode_pace.engine.delay_s = 0.02
+        first = pair.router.submit(work_request("r", prompt(30), max_tokens=200))
+        await eventually(lambda: first.tokens)
+        later = pair.router.submit(work_request("r", prompt(30), attempt=2, max_tokens=3))
+        assert (await pair.router.end_of(later)).finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert (await pair.router.end_of(first)).finish_reason == common_pb2.FINISH_REASON_CANCELLED
+
+
 async def test_the_same_attempt_twice_runs_once(model_dir: Path) -> None:
     request = work_request("r", prompt(30), max_tokens=30)
     async with worker_pair(model_dir) as pair:

@@ -121,7 +121,7 @@ async def test_a_lease_taken_over_by_another_is_lost(model_dir: Path) -> None:
         await other.quiet()
 
 
-async def test_a_pool_mostly_in_quarantine_takes_no_more(model_dir: Path) -> None:
+async def test_a_pool_mostly_in_quarantine_takes_no_more_and_asks_for_a_restart(model_dir: Path) -> None:
     decode = {"num_blocks": 16, "max_model_len": 256, "read_chunk_blocks": 16}
     async with worker_pair(model_dir, decode=decode) as pair:
         held: list[InProcessPull] = []
@@ -143,6 +143,8 @@ async def test_a_pool_mostly_in_quarantine_takes_no_more(model_dir: Path) -> Non
         refused = await pair.router.end_of(pair.router.submit(work_request("late", prompt(5))))
         assert refused.error.kind == WorkError.KIND_OVERLOADED
         assert "quarantine" in refused.error.message
+        await eventually(pair.decode.failed.done)
+        assert "quarantine" in str(pair.decode.failed.result())
         pair.decode_transport.gate = lambda _: PullState.DONE
         await pair.decode_link.quiet()
 

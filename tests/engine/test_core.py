@@ -147,7 +147,7 @@ def test_sampled_answers_resume_where_they_were() -> None:
         (request("taken", [1]), "taken is in use"),
     ],
 )
-@pytest.mark.parametrize("method", ["submit", "submit_prefill", "reserve", "can_reserve"])
+@pytest.mark.parametrize("method", ["submit", "submit_prefill", "reserve"])
 def test_bad_requests_are_refused_and_leave_no_trace(
     wanted: EngineRequest, message: str, method: str
 ) -> None:
@@ -160,7 +160,7 @@ def test_bad_requests_are_refused_and_leave_no_trace(
     assert set(answers.tokens) == {"taken"}
 
 
-@pytest.mark.parametrize("method", ["submit", "submit_prefill", "reserve", "can_reserve"])
+@pytest.mark.parametrize("method", ["submit", "submit_prefill", "reserve"])
 def test_what_can_never_fit_is_refused(method: str) -> None:
     engine = make_engine(num_blocks=4)
     with pytest.raises(RequestTooLargeError, match="16"):

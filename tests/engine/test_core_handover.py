@@ -349,3 +349,16 @@ def test_adopted_duplicates_keep_one_published_block() -> None:
     for name in names:
         assert answers.of(name) == reference(request(name, PROMPT))
     assert not torch.isnan(pool).any()
+
+
+def test_bytes_that_nobody_vouches_for_are_wiped() -> None:
+    """They may be NaN, which would reach whoever gets the block next even through masked attention."""
+    engine, pool = make_engine_and_pool()
+    reservation = engine.reserve(request("a", PROMPT))
+    assert reservation is not None
+    late = reservation.block_ids[1]
+    pool[list(reservation.block_ids)] = torch.nan
+    engine.abandon("a", frozenset({late}))
+    assert pool.isnan().any(dim=1).flatten(1).any(dim=1).nonzero().flatten().tolist() == [late]
+    engine.settle([late])
+    assert not pool.isnan().any()

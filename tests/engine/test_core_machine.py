@@ -90,7 +90,6 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3))
     def reserve(self, prompt: list[int], sampling: object, resume: int) -> None:
         wanted = self._request(prompt, sampling, resume)
-        self.engine.can_reserve(wanted)
         reservation = self.engine.reserve(wanted)
         self.engine.check_invariants()
         if reservation is None:

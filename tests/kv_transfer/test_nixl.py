@@ -12,8 +12,8 @@ import pytest
 
 from kv_transfer.transports.base import PullState, TransportConfig
 from kv_transfer.transports.nixl import NixlTransport
-from kv_transfer.types import PoolRegion, TransferError
-from tests.support.pools import empty_pool, region_of
+from kv_transfer.types import PeerLostError, PoolRegion, TransferError
+from tests.support.pools import empty_pool, filled_pool, region_of
 from tests.support.transport_peers import NixlPeer
 from tests.support.waiting import wait_until
 
@@ -87,6 +87,26 @@ def test_names_are_unique_even_for_one_incarnation() -> None:
     assert len(keys) == 2
     assert all(key.startswith("w.7.") for key in keys)
     for transport in transports:
+        transport.close()
+
+
+def test_the_process_before_is_forgotten_with_the_first_word_of_its_successor() -> None:
+    reader, pool = NixlTransport(TransportConfig("reader", 1)), empty_pool()
+    reader.register(region_of(pool))
+    # The dots of worker ids must not confuse it; prefill.1 is another worker.
+    workers = [("prefill", 9), ("prefill.1", 1), ("prefill", 10)]
+    peers = [NixlTransport(TransportConfig(*worker)) for worker in workers]
+    for peer in peers:
+        peer.register(region_of(filled_pool()))
+    old, other, new = [reader.connect(peer.export()) for peer in peers]
+    with pytest.raises(PeerLostError):
+        reader.start_pull(old, [1], [1])
+    # A late word of the old one takes nothing away from the new one.
+    reader.connect(peers[0].export())
+    for key in (other, new):
+        pull = reader.start_pull(key, [1], [1])
+        wait_until(lambda pull=pull: pull.poll() is PullState.DONE)
+    for transport in (reader, *peers):
         transport.close()
 
 

@@ -312,7 +312,7 @@ async def test_admission(model_dir: Path) -> None:
 
 
 async def test_a_later_attempt_takes_the_place_of_the_one_before(model_dir: Path) -> None:
-    async with bench(model_dir) as one:
+    async with bench(model_dir, max_queue=1) as one:
         one.pace.engine.delay_s = 0.05
         follower = await one.follow(await one.link.start_prefill("r", prompt(600), attempt=1))
         await follower.wait_for("kv_ready")
