@@ -100,13 +100,17 @@ class DecodeSession:
 
     def cancel(self, subscription: Subscription, reason: str) -> None:
         """Tells the worker to end the attempt, whose events go on until its end. No error if it has ended."""
-        if self._outbox is not None and self._routes.get(subscription.request_id) is subscription:
+        if self._outbox is not None and self.carries(subscription):
             self._outbox.put_nowait(_cancel(subscription.request_id, subscription.attempt, reason))
+
+    def carries(self, subscription: Subscription) -> bool:
+        """Whether the attempt runs: neither has it ended nor is the stream that it was sent on lost."""
+        return self._routes.get(subscription.request_id) is subscription
 
     def drop(self, subscription: Subscription, reason: str) -> None:
         """Cancels the attempt and takes no more of its events. No error if it has ended."""
         self.cancel(subscription, reason)
-        if self._routes.get(subscription.request_id) is subscription:
+        if self.carries(subscription):
             del self._routes[subscription.request_id]
 
     async def close(self) -> None:

@@ -182,6 +182,7 @@ async def test_identities_that_differ_are_an_error_with_both_fingerprints() -> N
             await router.run()
         assert caught.value.kind is ErrorKind.INTERNAL
         assert prefills_started(router) == 1
+        await router.assert_quiet()
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode"])
@@ -196,6 +197,7 @@ async def test_what_no_worker_can_run_is_invalid(where: str) -> None:
             await router.run()
         assert caught.value.kind is ErrorKind.INVALID
         assert prefills_started(router) == 1
+        await router.assert_quiet()
 
 
 async def test_the_only_decode_worker_comes_back_as_another_process() -> None:
@@ -208,6 +210,21 @@ async def test_the_only_decode_worker_comes_back_as_another_process() -> None:
         await router.push_table()
         assert_right(await task, attempts=2)
         await router.assert_quiet()
+
+
+async def test_a_ticket_of_a_process_that_is_gone_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = FakePrefillWorker("prefill-0")
+    decode = FakeDecodeWorker("decode-0", script=on_attempt(1, DecodeScript(die=True)))
+    async with Harness([prefill], [decode]) as router:
+        task = asyncio.create_task(router.run())
+        await eventually(lambda: not decode.alive)
+        await prefill.restart()
+        await router.push_table()
+        await decode.restart()
+        await router.push_table()
+        assert (await task).tokens == RIGHT
+        await router.assert_quiet()
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_no_worker_comes_back() -> None:
