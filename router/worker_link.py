@@ -266,6 +266,10 @@ class WorkerLink:
             return f"silent for {self._timeout_s} s"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        # Whatever nobody foresaw, such as a report that cannot be read: the worker must not count as healthy.
+        except Exception as error:
+            _logger.exception("reports failed", extra=fields(worker_id=self.worker_id))
+            return f"failed in the router: {error!r}"
         finally:
             call.cancel()
 

@@ -227,6 +227,37 @@ async def test_a_ticket_of_a_process_that_is_gone_is_forgotten(caplog: pytest.Lo
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
+class GarblingDecodeWorker(FakeDecodeWorker):
+    """Its first session begins with a message that nobody can read."""
+
+    garbled = False
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._garbled_session,
+            decode_pb2.DecodeCommand.FromString,
+            lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+        )
+        service = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {"Session": handler}),)
+        )
+
+    async def _garbled_session(self, commands, context):
+        if not self.garbled:
+            self.garbled = True
+            yield b"\xff\xff"
+            await asyncio.Event().wait()
+        async for events in self.Session(commands, context):
+            yield events
+
+
+async def test_a_message_that_cannot_be_read_costs_the_stream_and_not_the_worker() -> None:
+    async with Harness([FakePrefillWorker("prefill-0")], [GarblingDecodeWorker("decode-0")]) as router:
+        await eventually(lambda: router.decodes[0].routers, "the stream was opened again")
+        assert_right(await router.run(), attempts=1)
+
+
 async def test_no_worker_comes_back() -> None:
     decode = FakeDecodeWorker("decode-0", script=on_attempt(1, DecodeScript(after=2, die=True)))
     async with Harness([FakePrefillWorker("prefill-0")], [decode], worker_wait_s=0.3) as router:
@@ -241,6 +272,13 @@ async def test_all_tokens_came_but_not_their_end() -> None:
     async with two_and_two(DecodeScript(after=COUNT, die=True)) as router:
         assert_right(await router.run(), attempts=1)
         assert prefills_started(router) == 1
+
+
+@pytest.mark.parametrize(("min_tokens", "count"), [(2, 3), (3, COUNT)])
+async def test_a_stop_token_among_the_first_min_tokens_is_no_end(min_tokens: int, count: int) -> None:
+    async with two_and_two(DecodeScript(after=3, die=True)) as router:
+        seen = await router.run(router.request(stop_token_ids=(RIGHT[2],), min_tokens=min_tokens))
+        assert seen.tokens == RIGHT[:count]
 
 
 async def test_cached_tokens_leave_out_what_an_earlier_attempt_computed() -> None:
