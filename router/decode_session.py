@@ -159,7 +159,7 @@ class DecodeSession:
             return f"no connection within {self._timeout_s} s"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
-        # Whatever nobody foresaw, such as a message that cannot be read, costs this stream and not the worker.
+        # Whatever nobody foresaw, such as a message that cannot be read, costs this stream, not the worker.
         except Exception as error:
             _logger.exception("decode session failed", extra=fields(worker_id=self._worker_id))
             return f"failed in the router: {error!r}"

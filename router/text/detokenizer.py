@@ -14,9 +14,9 @@ class Detokenizer:
 
     What has been returned never ends inside a character. All pieces and `finish` together equal what the
     answer adds to its decoded prompt, so a space at its start stays. Bytes that are no UTF-8 become U+FFFD,
-    one for each maximal part of a character (Unicode 16, section 3.9). One difference from the `tokenizers` library is meant: its byte fallback
-    turns a whole run of byte tokens into U+FFFD where one of them is bad, here the good characters stay,
-    for they may have been sent already.
+    one for each maximal part of a character (Unicode 16, section 3.9). One difference from the `tokenizers`
+    library is meant: its byte fallback turns a whole run of byte tokens into U+FFFD where one of them is
+    bad, here the good characters stay, for they may have been sent already.
     """
 
     def __init__(self, token_bytes: TokenBytes) -> None:

@@ -80,10 +80,11 @@ class TokenBytes:
         kinds = [step["type"] for step in steps]
         if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
             return _byte_level
-        if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0]):
-            # The space that some drop from the start of a text is the prompt's, never the answer's.
-            if steps[3:] in ([], [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]):
-                return _byte_fallback
+        # The space that some drop from the start of a text is the prompt's, never the answer's.
+        known_ends = ([], [{"type": "Strip", "content": " ", "start": 1, "stop": 0}])
+        by_parts = kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0])
+        if by_parts and steps[3:] in known_ends:
+            return _byte_fallback
         raise ModelFilesError(
             f"{source}: a decoder of {kinds or 'no kind'} is not supported; byte-level BPE and SentencePiece "
             "with byte fallback are"
