@@ -111,14 +111,14 @@ class Router:
                 config.host, config.grpc_port, inference, keys, config.max_body_bytes
             )
         with _setting("admin_port"):
-            self._admin: RpcServer = admin_server(config.host, config.admin_port, self._core.admin)
+            self._admin: RpcServer = admin_server(config.admin_host, config.admin_port, self._core.admin)
         with _setting("http_port"):
             self._http = HttpServer(app, config.host, config.http_port)
         self._watch: asyncio.Task[None] | None = None
         self.addresses = Addresses(
             http=join_address(config.host, self._http.port),
             grpc=join_address(config.host, self._rpc.port),
-            admin=join_address(config.host, self._admin.port),
+            admin=join_address(config.admin_host, self._admin.port),
             pid=os.getpid(),
         )
 

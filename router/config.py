@@ -27,10 +27,14 @@ class RouterConfig(BaseModel):
     model_dir: Path = Field(description="Hugging Face folder: tokenizer, chat template, config.")
     block_size: int = Field(ge=1, description="Tokens in a KV block, equal to the workers' own.")
     max_model_len: int = Field(ge=1, description="Tokens of prompt and answer together.")
-    host: str = Field(default="127.0.0.1", description="Address of all three ports.")
+    host: str = Field(default="127.0.0.1", description="Address of both doors.")
     http_port: int = Field(default=8000, ge=0, le=65535, description="OpenAI HTTP; 0 takes a free one.")
     grpc_port: int = Field(default=8001, ge=0, le=65535, description="gRPC; 0 takes a free one.")
     admin_port: int = Field(default=0, ge=0, le=65535, description="RouterAdmin; 0 takes a free one.")
+    admin_host: str = Field(
+        default="127.0.0.1",
+        description="Address of RouterAdmin, which asks for no key: whoever reaches it commands the router.",
+    )
     redis_url: str = Field(default="", description="Prefix index; empty routes by load alone.")
     index_namespace: str = "default"
     policy: str = Field(default="cost", description="File name in router/policies.")

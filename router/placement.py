@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,22 +42,18 @@ class Booking:
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
         self._links: list[WorkerLink] = []
-        self._entries: list[asyncio.Event] = []
 
     def add(self, gate: IndexGate, link: WorkerLink, prefill_tokens: int) -> None:
         """Notes load at one worker."""
-        link.book(self._request_id, prefill_tokens)
+        gone = link.book(self._request_id, prefill_tokens)
         self._links.append(link)
-        self._entries.append(gate.book(link.worker_id, self._request_id, prefill_tokens))
+        gate.book(link.worker_id, self._request_id, prefill_tokens, gone)
 
     def clear(self) -> None:
         """The load is over, or prefill is done and the rest is in the reports. Again: nothing happens."""
         for link in self._links:
             link.unbook(self._request_id)
-        for entry in self._entries:
-            entry.set()
         self._links.clear()
-        self._entries.clear()
 
 
 class Placer:

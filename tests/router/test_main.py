@@ -250,6 +250,15 @@ async def test_a_user_sees_no_traceback(tmp_path: Path, changes: dict[str, Any],
         assert part in text
 
 
+async def test_the_supervisors_port_is_not_where_clients_are(tmp_path: Path) -> None:
+    router = Router(load_config(write_config(tmp_path, host="127.0.0.2")))
+    try:
+        assert router.addresses.http.startswith("127.0.0.2:")
+        assert router.addresses.admin.startswith("127.0.0.1:")
+    finally:
+        await router.close()
+
+
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])
 async def test_port_in_use(tmp_path: Path, key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -10,7 +11,7 @@ from kvrelay.v1.router_pb2_grpc import RouterAdminStub, add_RouterAdminServicer_
 from prefix_index.hashing import ChainHasher
 from router.worker_table import WorkerTable
 from tests.router.harness import BLOCK_SIZE, PROMPT, Harness, ScriptedIndex, eventually
-from tests.support.fake_workers import FakeDecodeWorker, FakePrefillWorker, answer_tokens
+from tests.support.fake_workers import FakeDecodeWorker, FakePrefillWorker, PrefillScript, answer_tokens
 
 
 @pytest.fixture
@@ -163,6 +164,27 @@ async def test_reported_load_and_bookings_are_seen(router: Harness) -> None:
     assert (view.blocks_available, view.blocks_total) == (11, 20)
     await eventually(lambda: link.view(None).queued_prefill_tokens == 50, "the booking ends with the reports")
     link.unbook("request-1")
+
+
+async def test_load_that_the_reports_show_is_not_booked_in_the_index_too() -> None:
+    index = ScriptedIndex()
+    prefill = FakePrefillWorker("prefill-0", script=lambda _: PrefillScript(hold=True))
+    async with Harness([prefill], [FakeDecodeWorker("decode-0")], index) as router:
+        task = asyncio.create_task(router.run())
+        await eventually(lambda: index.booked, "booked")
+        await eventually(lambda: not index.bookings, "the bookings end with the reports")
+        assert not task.done(), "prefill goes on"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_router_process_has_a_session_of_its_own() -> None:
+    """A router that died must not be taken for its successor: nobody would end its requests."""
+    decode = FakeDecodeWorker("decode-0")
+    async with Harness([FakePrefillWorker("prefill-0")], [decode]):
+        pass
+    async with Harness([FakePrefillWorker("prefill-0")], [decode]):
+        await eventually(lambda: len(decode.routers) == 2, "another name")
 
 
 @pytest.mark.parametrize(
