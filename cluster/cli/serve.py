@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -24,7 +25,17 @@ from engine.models.errors import ModelError
 from kvrelay import KvrelayError
 from telemetry import logs
 
-WhenReady = Callable[[DeploymentSpec, DeploymentState], Awaitable[bool]]
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A deployment that serves: what was asked for, what came of it, and the file of Ray's token, if any."""
+
+    spec: DeploymentSpec
+    state: DeploymentState
+    token: Path | None
+
+
+WhenReady = Callable[[Served], Awaitable[bool]]
 """Called once the deployment serves; True goes on serving, False stops."""
 
 
@@ -80,8 +91,7 @@ async def _serve(
         if starting.done():
             state = starting.result()
             reporter.done()
-            print_addresses(spec, state, token)
-            await _run(supervisor.run(stop), when_ready(spec, state), stop)
+            await _run(supervisor.run(stop), when_ready(Served(spec, state, token)), stop)
     finally:
         for task in (starting, stopping):
             task.cancel()
@@ -104,8 +114,9 @@ async def _run(supervision: Awaitable[None], greeting: Awaitable[bool], stop: as
         await asyncio.gather(running, greeted, return_exceptions=True)
 
 
-def print_addresses(spec: DeploymentSpec, state: DeploymentState, token: Path | None) -> None:
+def print_addresses(served: Served) -> None:
     """Where everything is, with a request to try."""
+    spec, state, token = served.spec, served.state, served.token
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
