@@ -52,6 +52,12 @@ def counts(cluster: LiveCluster) -> dict[str, worker_pb2.WorkerStats]:
     return found
 
 
+def silent_workers(cluster: LiveCluster) -> list[str]:
+    """Workers that the router has given up."""
+    status = router_status(cluster)
+    return [worker.info.worker_id for worker in status.workers if not worker.healthy] if status else []
+
+
 def wait_for_counts(cluster: LiveCluster, condition: Callable[[Counts], object]) -> Counts:
     """Returns the counts as soon as they are so."""
     deadline = time.monotonic() + LIMIT_S

@@ -12,14 +12,14 @@ from tests.support.aggregated import aggregated_tokens
 from tests.support.requests import prompt, work_request
 from tests.support.tiny_tokenizer import byte_tokenizer
 
-PROMPT_TOKENS = 2000
+PROMPT_TOKENS = 3000
 MAX_TOKENS = 120
 _salts = (f"salt-{number}" for number in itertools.count())
 
 
 @dataclass(frozen=True, slots=True)
 class LongRequest:
-    """A sampled request of 2,000 tokens.
+    """A sampled request of 3,000 tokens.
 
     Attributes:
         prompt: token ids.
@@ -34,7 +34,7 @@ class LongRequest:
         """Asks an engine of this process, with which no cluster has to do."""
         tokens = prompt(PROMPT_TOKENS)
         request = work_request("long", tokens, max_tokens=MAX_TOKENS, temperature=0.8, seed=7)
-        return cls(tuple(tokens), tuple(aggregated_tokens(model, request, max_model_len=2176)))
+        return cls(tuple(tokens), tuple(aggregated_tokens(model, request, max_model_len=3200)))
 
     def arguments(self) -> dict[str, Any]:
         """For a client. Each call has a salt of its own: nothing of it is in any cache."""
