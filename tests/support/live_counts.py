@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import grpc
 import redis
 
 from kvrelay.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
+from prefix_index.hashing import ChainHasher, hash_model
+from prefix_index.index import IndexUnavailableError, RedisPrefixIndex
 from prefix_index.keys import Keys
 from tests.support.live_cluster import LiveCluster
 from tests.support.waiting import LIMIT_S
@@ -52,12 +55,6 @@ def counts(cluster: LiveCluster) -> dict[str, worker_pb2.WorkerStats]:
     return found
 
 
-def silent_workers(cluster: LiveCluster) -> list[str]:
-    """Workers that the router has given up."""
-    status = router_status(cluster)
-    return [worker.info.worker_id for worker in status.workers if not worker.healthy] if status else []
-
-
 def wait_for_counts(cluster: LiveCluster, condition: Callable[[Counts], object]) -> Counts:
     """Returns the counts as soon as they are so."""
     deadline = time.monotonic() + LIMIT_S
@@ -94,13 +91,24 @@ def bookings(cluster: LiveCluster) -> int:
         return count
 
 
-def published_blocks(cluster: LiveCluster) -> int:
-    """Blocks in the prefix index, of any worker."""
-    state = cluster.state
-    with redis.Redis.from_url(state.redis_url) as connection:
-        count = connection.hlen(Keys.of(state.name).blocks)
-        assert isinstance(count, int)
-        return count
+def holdings(cluster: LiveCluster, token_ids: Sequence[int], cache_salt: str = "") -> Mapping[str, int]:
+    """Leading blocks of these tokens that each worker has published in the prefix index."""
+    status = router_status(cluster)
+    if status is None:
+        return {}
+    identity = status.workers[0].info.identity
+    hasher = ChainHasher(hash_model(identity.model, identity.revision), identity.block_size)
+
+    async def match() -> Mapping[str, int]:
+        index = RedisPrefixIndex(cluster.state.redis_url, cluster.state.name)
+        try:
+            return (await index.match(hasher.chain(token_ids, cache_salt))).leading_blocks
+        except IndexUnavailableError:
+            return {}
+        finally:
+            await index.close()
+
+    return asyncio.run(match())
 
 
 def unsettled(cluster: LiveCluster, workers: int) -> list[str]:

@@ -8,13 +8,7 @@ from kvrelay import Client, UnavailableError
 from tests.end_to_end.two_by_two.conftest import WORKERS
 from tests.end_to_end.two_by_two.long_request import PROMPT_TOKENS, LongRequest
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import (
-    prefilling,
-    published_blocks,
-    router_status,
-    wait_for_counts,
-    wait_quiet,
-)
+from tests.support.live_counts import holdings, prefilling, router_status, wait_for_counts, wait_quiet
 from tests.support.waiting import wait_until
 
 
@@ -28,15 +22,17 @@ def test_redis_killed_under_a_request(cluster: LiveCluster, client: Client, expe
         assert during.usage.completion_tokens > 0
         expected.check(stream.result())
     cluster.wait_for_another("redis", redis)
+    # The workers publish anew what they hold: the router knows again where the prompt is.
+    held = PROMPT_TOKENS // 16
+    wait_until(
+        lambda: list(holdings(cluster, expected.prompt, arguments["cache_salt"]).values()).count(held) == 2
+    )
     wait_until(lambda: (status := router_status(cluster)) is not None and status.index_available)
-    # The workers have published anew what they hold: the router knows again where the prompt is.
-    wait_until(lambda: published_blocks(cluster) >= PROMPT_TOKENS // 16)
     again = client.generate(**arguments)
     assert again.token_ids == expected.answer
-    block_tokens = (PROMPT_TOKENS - 1) // 16 * 16
-    assert again.usage.cached_tokens == block_tokens
+    assert again.usage.cached_tokens == held * 16
     assert again.timeline is not None
-    left = PROMPT_TOKENS - block_tokens
+    left = PROMPT_TOKENS - held * 16
     assert f"{left} of {PROMPT_TOKENS} tokens to compute" in again.timeline.placement_reason
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from kvrelay import Client
 from tests.end_to_end.two_by_two.conftest import WORKERS
 from tests.end_to_end.two_by_two.long_request import LongRequest
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import counts, prefilling, router_status, wait_for_counts, wait_quiet
+from tests.support.live_counts import counts, holdings, prefilling, router_status, wait_for_counts, wait_quiet
 from tests.support.requests import prompt
+from tests.support.samples import moved, samples
+from tests.support.waiting import wait_until
 
 ROUTER_PARTS = ("router_queue", "prefill_queue", "prefill", "transfer", "decode_queue")
 
@@ -23,21 +23,6 @@ def _status(cluster: LiveCluster) -> Any:
     result = cluster.command("status", "--json")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
-
-
-def _samples(url: str) -> dict[str, float]:
-    """Name with labels -> value; labels that name the worker left out."""
-    text = httpx.get(url, timeout=30.0).raise_for_status().text
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = {name: value for name, value in sample.labels.items() if name not in ("worker", "role")}
-            found[sample.name + "".join(f"/{value}" for value in labels.values())] = sample.value
-    return found
-
-
-def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> set[str]:
-    return {name for name, value in after.items() if value > before.get(name, 0.0)}
 
 
 def test_status_tells_what_the_workers_say(
@@ -98,14 +83,15 @@ def test_actors_have_names_and_roles_in_the_dashboard(cluster: LiveCluster) -> N
 def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
     router_url = f"{cluster.state.http_url}/metrics"
     urls = {worker["id"]: worker["metrics_url"] for worker in _status(cluster)["workers"]}
-    before = {name: _samples(url) for name, url in (("router", router_url), *urls.items())}
+    before = {name: samples(url) for name, url in (("router", router_url), *urls.items())}
     tokens = prompt(600, seed=400)
     first = client.generate(token_ids=tokens, max_tokens=8, temperature=0.0, ignore_eos=True)
+    wait_until(lambda: list(holdings(cluster, tokens).values()).count(len(tokens) // 16) == 2)
     client.generate(token_ids=tokens, max_tokens=8, temperature=0.0, ignore_eos=True)
     assert first.timeline is not None
     wait_quiet(cluster, WORKERS)
 
-    router = _moved(before["router"], _samples(router_url))
+    router = moved(before["router"], samples(router_url))
     assert router >= {
         "kvrelay_router_requests_total/length",
         "kvrelay_router_prompt_tokens_total",
@@ -116,12 +102,12 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         "kvrelay_router_ttft_seconds_count",
         "kvrelay_router_tpot_seconds_count",
         "kvrelay_router_overhead_seconds_count",
-        "kvrelay_router_calls_total/grpc/Generate/OK",
+        "kvrelay_router_calls_total/Generate/grpc/OK",
         *(f"kvrelay_router_ttft_part_seconds_count/{part}" for part in ROUTER_PARTS),
-        *(f"kvrelay_router_ttft_part_seconds_sum/{part}" for part in ("prefill", "transfer")),
+        "kvrelay_router_ttft_part_seconds_sum/prefill",
     }
-    prefill_after = _samples(urls[first.timeline.prefill_worker])
-    prefill = _moved(before[first.timeline.prefill_worker], prefill_after)
+    prefill_after = samples(urls[first.timeline.prefill_worker])
+    prefill = moved(before[first.timeline.prefill_worker], prefill_after)
     everywhere = {
         "kvrelay_worker_steps_total",
         "kvrelay_worker_prompt_tokens_total",
@@ -131,8 +117,8 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         "kvrelay_worker_blocks/cached",
     }
     assert prefill >= everywhere
-    decode_after = _samples(urls[first.timeline.decode_worker])
-    decode = _moved(before[first.timeline.decode_worker], decode_after)
+    decode_after = samples(urls[first.timeline.decode_worker])
+    decode = moved(before[first.timeline.decode_worker], decode_after)
     assert decode >= everywhere | {
         "kvrelay_worker_prefix_hit_tokens_total",
         "kvrelay_worker_transfer_bytes_total",
@@ -151,7 +137,7 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
 
 def test_failures_are_counted_by_kind(cluster: LiveCluster, expected: LongRequest) -> None:
     url = f"{cluster.state.http_url}/metrics"
-    before = _samples(url)
+    before = samples(url)
     with Client(cluster.state.grpc_address, timeout=120.0) as client:
         with client.stream(**expected.arguments()) as stream:
             now = wait_for_counts(cluster, lambda now: prefilling(now, len(expected.prompt)))
@@ -163,9 +149,9 @@ def test_failures_are_counted_by_kind(cluster: LiveCluster, expected: LongReques
             next(stream)
     cluster.wait_for_another(prefill, pid)
     wait_quiet(cluster, WORKERS)
-    moved = _moved(before, _samples(url))
-    assert "kvrelay_router_requests_total/cancelled" in moved
-    assert moved & {
+    grown = moved(before, samples(url))
+    assert "kvrelay_router_requests_total/cancelled" in grown
+    assert grown & {
         "kvrelay_router_failovers_total/kv_lost",
         "kvrelay_router_failovers_total/prefill_lost",
     }

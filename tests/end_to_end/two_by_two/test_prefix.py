@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from kvrelay import AsyncClient, Client, Generation, Message
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import wait_for_counts
+from tests.support.live_counts import holdings
 from tests.support.requests import prompt
+from tests.support.waiting import wait_until
 
 PREFIX_TOKENS, TAIL_TOKENS, BLOCK_TOKENS = 1000, 100, 16
 
@@ -18,14 +20,19 @@ def _workers(result: Generation) -> tuple[str, str]:
     return result.timeline.prefill_worker, result.timeline.decode_worker
 
 
+def wait_published(cluster: LiveCluster, tokens: Sequence[int], *workers: str) -> None:
+    """Workers publish in batches: a moment after the answer the index knows who has these tokens."""
+    blocks = len(tokens) // BLOCK_TOKENS
+    wait_until(lambda: all(holdings(cluster, tokens).get(worker) == blocks for worker in workers))
+
+
 def test_a_hot_prefix_goes_where_its_blocks_are(cluster: LiveCluster, client: Client) -> None:
     prefix = prompt(PREFIX_TOKENS, seed=100)
-    results = [
-        client.generate(
-            token_ids=[*prefix, *prompt(TAIL_TOKENS, seed=101 + number)], max_tokens=4, temperature=0.0
-        )
-        for number in range(5)
-    ]
+    results: list[Generation] = []
+    for number in range(5):
+        tokens = [*prefix, *prompt(TAIL_TOKENS, seed=101 + number)]
+        results.append(client.generate(token_ids=tokens, max_tokens=4, temperature=0.0))
+        wait_published(cluster, tokens, *_workers(results[-1]))
     cold, *hot = results
     assert cold.timeline is not None
     assert cold.usage.cached_tokens == 0
@@ -61,12 +68,12 @@ def test_the_second_turn_of_a_chat_is_prefilled_where_it_is_decoded(
     cluster: LiveCluster, client: Client
 ) -> None:
     chat = [Message("user", "Tell me of prefixes, blocks and what a cache is good for. " * 6)]
-    first = client.chat(chat, max_tokens=24, temperature=0.0)
+    first = client.chat(chat, max_tokens=4, temperature=0.0)
     assert first.timeline is not None
     assert not first.timeline.local_prefill
     chat += [Message("assistant", first.text), Message("user", "And why?")]
-    # Published at the end of the first turn, in batches.
-    wait_for_counts(cluster, lambda now: not any(stats.running for stats in now.values()))
+    tokens = client.tokenize(messages=chat[:1]).token_ids
+    wait_published(cluster, tokens, first.timeline.decode_worker)
     second = client.chat(chat, max_tokens=8, temperature=0.0)
     assert second.timeline is not None
     assert second.timeline.local_prefill
