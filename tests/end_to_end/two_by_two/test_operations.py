@@ -124,8 +124,8 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         "kvrelay_worker_transfer_bytes_total",
         "kvrelay_worker_transfer_seconds_total",
     }
-    for samples in (prefill_after, decode_after):
-        assert samples.keys() >= {
+    for sampled in (prefill_after, decode_after):
+        assert sampled.keys() >= {
             "kvrelay_worker_preemptions_total",
             "kvrelay_worker_leases",
             "kvrelay_worker_blocks/free",
