@@ -31,9 +31,9 @@ _POLL_S = 0.05
 _FIRST_REPORTS_S = 15.0
 # The table is sent again now and then: a router that lost it, or was started by somebody else, recovers.
 _PUSH_INTERVAL_S = 2.0
-_PUSH_TIMEOUT_S = 5.0
+_PUSH_TIMEOUT_S = 3.0
 # So many unanswered pushes in a row mean that the router hangs.
-_HUNG_AFTER = 4
+_HUNG_AFTER = 3
 _LOG_TAIL_LINES = 8
 
 

@@ -24,6 +24,7 @@ from cluster.plan import plan_router, plan_workers, served_name
 from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
+from cluster.redis_check import RedisUnusableError, require_answer
 from cluster.router_process import RouterProcess, RouterStartError
 from cluster.spec import DeploymentSpec
 from cluster.state import (
@@ -43,6 +44,7 @@ _START_ERRORS = (
     EmbeddedRedisError,
     PortInUseError,
     RayError,
+    RedisUnusableError,
     RouterStartError,
     StateFileError,
     OSError,
@@ -135,7 +137,10 @@ class Supervisor:
         export(INSTANCE_VARIABLE, self._instance)
         self._guardian = Guardian(self._instance)
         self._save()
-        if not spec.redis.url:
+        if spec.redis.url:
+            self._reporter.begin("Connecting to Redis")
+            await asyncio.to_thread(require_answer, spec.redis.url)
+        else:
             self._reporter.begin("Starting Redis")
             self._redis = await asyncio.to_thread(embedded_redis.start, self._log_dir / "redis.log")
             self._redis_url = self._redis.url
@@ -145,6 +150,7 @@ class Supervisor:
         self._ray = self._runtime.connect()
         self._save()
         await self._start_workers()
+        self._require_reachable_redis()
         await self._start_router()
         self._phase = "ready"
         self._save()
@@ -239,6 +245,16 @@ class Supervisor:
             for task in starting:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
+
+    def _require_reachable_redis(self) -> None:
+        """The embedded server is on the loopback address: without this, far workers' blocks go unseen."""
+        here = self._runtime.own_node_id
+        far = [w.plan.worker_id for w in self._workers if w.started is not None and w.started.node_id != here]
+        if self._redis is not None and far:
+            raise SupervisorError(
+                f"redis.url: {', '.join(far)} run on other machines, which cannot reach the embedded Redis; "
+                "name a Redis that they reach"
+            )
 
     async def _start_router(self) -> None:
         infos = [worker.info for worker in self._workers if worker.info is not None]

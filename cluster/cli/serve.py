@@ -89,7 +89,11 @@ async def _serve(
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            state = starting.result()
+            try:
+                state = starting.result()
+            except SupervisorError:
+                reporter.failed()
+                raise
             reporter.done()
             await _run(supervisor.run(stop), when_ready(Served(spec, state, token)), stop)
     finally:
