@@ -15,7 +15,7 @@ from prefix_index.hashing import ChainHasher, hash_model
 from prefix_index.index import IndexUnavailableError, RedisPrefixIndex
 from prefix_index.keys import Keys
 from tests.support.live_cluster import LiveCluster
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 Counts = Mapping[str, worker_pb2.WorkerStats]
 
@@ -109,6 +109,24 @@ def holdings(cluster: LiveCluster, token_ids: Sequence[int], cache_salt: str = "
             await index.close()
 
     return asyncio.run(match())
+
+
+def wait_published(
+    cluster: LiveCluster, token_ids: Sequence[int], *workers: str, cache_salt: str = ""
+) -> None:
+    """Returns once the index knows that these workers have all whole blocks of these tokens.
+
+    Workers publish in batches, a moment after the answer.
+    """
+    status = router_status(cluster)
+    assert status is not None
+    blocks = len(token_ids) // status.workers[0].info.identity.block_size
+
+    def published() -> bool:
+        held = holdings(cluster, token_ids, cache_salt)
+        return all(held.get(worker) == blocks for worker in workers)
+
+    wait_until(published)
 
 
 def unsettled(cluster: LiveCluster, workers: int) -> list[str]:

@@ -11,7 +11,7 @@ _WHO = frozenset({"worker", "role"})
 
 
 def samples(url: str) -> dict[str, float]:
-    """Every sample by name and label values, such as `kvrelay_worker_blocks/free`, without worker and role."""
+    """Every sample by name and label values, as `kvrelay_worker_blocks/free`, without worker and role."""
     text = httpx.get(url, timeout=30.0).raise_for_status().text
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

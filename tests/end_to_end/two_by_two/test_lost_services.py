@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from kvrelay import Client, UnavailableError
 from tests.end_to_end.two_by_two.conftest import WORKERS
 from tests.end_to_end.two_by_two.long_request import PROMPT_TOKENS, LongRequest
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import holdings, prefilling, router_status, wait_for_counts, wait_quiet
+from tests.support.live_counts import prefilling, router_status, wait_for_counts, wait_published, wait_quiet
 from tests.support.waiting import wait_until
 
 
-def test_redis_killed_under_a_request(cluster: LiveCluster, client: Client, expected: LongRequest) -> None:
+def index_available(cluster: LiveCluster) -> bool:
+    status = router_status(cluster)
+    return status is not None and status.index_available
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_redis_lost_under_a_request(
+    cluster: LiveCluster, client: Client, expected: LongRequest, number: signal.Signals
+) -> None:
     arguments = expected.arguments()
     with client.stream(**arguments) as stream:
         wait_for_counts(cluster, lambda now: prefilling(now, PROMPT_TOKENS))
-        redis = cluster.kill("redis")
+        redis = cluster.kill("redis", number)
+        if number == signal.SIGSTOP:
+            wait_until(lambda: not index_available(cluster))
         # A new request is served too, whether or not Redis is back.
-        during = client.generate(token_ids=expected.prompt[:50], max_tokens=4, temperature=0.0)
+        during = client.generate(token_ids=expected.prompt[:500], max_tokens=4, temperature=0.0)
         assert during.usage.completion_tokens > 0
-        expected.check(stream.result())
-    cluster.wait_for_another("redis", redis)
+        result = stream.result()
+        expected.check(result)
+    if number == signal.SIGSTOP:
+        cluster.kill("redis", signal.SIGCONT)
+    else:
+        cluster.wait_for_another("redis", redis)
+    wait_until(lambda: index_available(cluster))
     # The workers publish anew what they hold: the router knows again where the prompt is.
-    held = PROMPT_TOKENS // 16
-    wait_until(
-        lambda: list(holdings(cluster, expected.prompt, arguments["cache_salt"]).values()).count(held) == 2
-    )
-    wait_until(lambda: (status := router_status(cluster)) is not None and status.index_available)
+    assert result.timeline is not None
+    workers = (result.timeline.prefill_worker, result.timeline.decode_worker)
+    wait_published(cluster, expected.prompt, *workers, cache_salt=arguments["cache_salt"])
     again = client.generate(**arguments)
     assert again.token_ids == expected.answer
-    assert again.usage.cached_tokens == held * 16
+    held = PROMPT_TOKENS // 16 * 16
+    assert again.usage.cached_tokens == held
     assert again.timeline is not None
-    left = PROMPT_TOKENS - held * 16
-    assert f"{left} of {PROMPT_TOKENS} tokens to compute" in again.timeline.placement_reason
+    reason = f"{PROMPT_TOKENS - held} of {PROMPT_TOKENS} tokens to compute"
+    assert reason in again.timeline.placement_reason
 
 
 def test_router_killed_in_the_middle_of_the_answer(

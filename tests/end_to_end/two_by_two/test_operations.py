@@ -11,10 +11,16 @@ from kvrelay import Client
 from tests.end_to_end.two_by_two.conftest import WORKERS
 from tests.end_to_end.two_by_two.long_request import LongRequest
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import counts, holdings, prefilling, router_status, wait_for_counts, wait_quiet
+from tests.support.live_counts import (
+    counts,
+    prefilling,
+    router_status,
+    wait_for_counts,
+    wait_published,
+    wait_quiet,
+)
 from tests.support.requests import prompt
 from tests.support.samples import moved, samples
-from tests.support.waiting import wait_until
 
 ROUTER_PARTS = ("router_queue", "prefill_queue", "prefill", "transfer", "decode_queue")
 
@@ -86,9 +92,9 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
     before = {name: samples(url) for name, url in (("router", router_url), *urls.items())}
     tokens = prompt(600, seed=400)
     first = client.generate(token_ids=tokens, max_tokens=8, temperature=0.0, ignore_eos=True)
-    wait_until(lambda: list(holdings(cluster, tokens).values()).count(len(tokens) // 16) == 2)
-    client.generate(token_ids=tokens, max_tokens=8, temperature=0.0, ignore_eos=True)
     assert first.timeline is not None
+    wait_published(cluster, tokens, first.timeline.decode_worker)
+    client.generate(token_ids=tokens, max_tokens=8, temperature=0.0, ignore_eos=True)
     wait_quiet(cluster, WORKERS)
 
     router = moved(before["router"], samples(router_url))

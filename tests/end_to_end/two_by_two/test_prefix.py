@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 
 from kvrelay import AsyncClient, Client, Generation, Message
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import holdings
+from tests.support.live_counts import wait_published
 from tests.support.requests import prompt
-from tests.support.waiting import wait_until
 
 PREFIX_TOKENS, TAIL_TOKENS, BLOCK_TOKENS = 1000, 100, 16
 
@@ -18,12 +16,6 @@ PREFIX_TOKENS, TAIL_TOKENS, BLOCK_TOKENS = 1000, 100, 16
 def _workers(result: Generation) -> tuple[str, str]:
     assert result.timeline is not None
     return result.timeline.prefill_worker, result.timeline.decode_worker
-
-
-def wait_published(cluster: LiveCluster, tokens: Sequence[int], *workers: str) -> None:
-    """Workers publish in batches: a moment after the answer the index knows who has these tokens."""
-    blocks = len(tokens) // BLOCK_TOKENS
-    wait_until(lambda: all(holdings(cluster, tokens).get(worker) == blocks for worker in workers))
 
 
 def test_a_hot_prefix_goes_where_its_blocks_are(cluster: LiveCluster, client: Client) -> None:

@@ -13,6 +13,7 @@ from kvrelay import AsyncClient, Client, Generation
 from tests.end_to_end.two_by_two.conftest import MODEL
 from tests.support.aggregated import aggregated_tokens
 from tests.support.live_cluster import LiveCluster
+from tests.support.live_counts import wait_published
 from tests.support.requests import prompt, work_request
 
 # Around block (16), chunk (16) and step (64) sizes, below and above the limit for local prefill.
@@ -45,12 +46,13 @@ def test_one_after_the_other_and_again(
     cluster: LiveCluster, client: Client, aggregated: list[tuple[int, ...]]
 ) -> None:
     for number, answer in enumerate(aggregated):
-        first = client.generate(**_request(number), cache_salt="alone")
+        request = _request(number)
+        first = client.generate(**request, cache_salt="alone")
+        assert first.timeline is not None
+        wait_published(cluster, request["token_ids"], first.timeline.decode_worker, cache_salt="alone")
         again = client.generate(**_request(number), cache_salt="alone")
         assert first.token_ids == answer
         assert again.token_ids == answer
-        assert first.timeline is not None
-        assert again.timeline is not None
         remote = LENGTHS[number] > 64
         assert first.timeline.transport == ("nixl" if remote else "")
         # All whole blocks; but the last token is computed again, for its logits.
