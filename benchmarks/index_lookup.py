@@ -1,4 +1,4 @@
-"""Cost of the prefix index: `python -m benchmarks.prefix_index`.
+"""Cost of the prefix index: `python -m benchmarks.index_lookup`.
 
 16 workers and 200,000 blocks in chains of 512 (8,192 tokens in blocks of 16). Printed for several numbers of
 workers that hold each block: the median time of one lookup as a router sees it, Redis's own share, lookups a
