@@ -67,7 +67,7 @@ class ManagedWorker:
         self._on_change = on_change
         self._backoff = Backoff()
         self._actor: Any = None
-        self._last_process: ProcessId | None = None
+        self._last_served: ProcessId | None = None
 
     async def start(self) -> None:
         """First start. Raises WorkerStartError, RayError."""
@@ -118,6 +118,7 @@ class ManagedWorker:
 
     def _serves(self, started: StartedWorker) -> None:
         self.started = started
+        self._last_served = started.process
         self.info = worker_pb2.WorkerInfo.FromString(started.info)
         self.trouble = ""
         self._runtime.prepare_agent(started.node_id)
@@ -155,12 +156,14 @@ class ManagedWorker:
             raise WorkerStartError(_first_line(error), final=False) from error
 
     async def _await_process(self) -> None:
-        """Returns once a process other than the last one bears the actor."""
+        """Returns once a process bears the actor that has not served yet.
+
+        One in which the worker failed to start is asked again: Ray has no reason to replace it.
+        """
         while True:
             try:
                 process: ProcessId = await self._actor.process.remote()
-                if self._last_process != process:
-                    self._last_process = process
+                if self._last_served != process:
                     return
                 # Ray has not noticed yet that this process is gone.
             except ray.exceptions.ActorUnavailableError:

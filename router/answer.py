@@ -74,7 +74,7 @@ class Answer:
         sampling = self._request.sampling
         if len(self.tokens) >= sampling.max_tokens:
             return "length"
-        if len(self.tokens) >= max(1, sampling.min_tokens) and self.tokens[-1] in sampling.stop_token_ids:
+        if len(self.tokens) > sampling.min_tokens and self.tokens[-1] in sampling.stop_token_ids:
             return "stop"
         return None
 

@@ -104,22 +104,21 @@ class Router:
             raise ConfigError("policy", str(error)) from error
         self.serving = Serving(model, self._core.dispatcher)
         metrics = DoorMetrics(self._core.metrics.registry)
-        fingerprint_of = f"{package_version()} {config.served_name} {config.hash_model}"
-        app = create_app(self.serving, metrics, keys, config.max_body_bytes, fingerprint_of)
+        app = create_app(self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of)
         inference = InferenceDoor(self.serving, metrics)
         with _setting("grpc_port"):
             self._rpc: RpcServer = inference_server(
                 config.host, config.grpc_port, inference, keys, config.max_body_bytes
             )
         with _setting("admin_port"):
-            self._admin: RpcServer = admin_server(config.host, config.admin_port, self._core.admin)
+            self._admin: RpcServer = admin_server(config.admin_host, config.admin_port, self._core.admin)
         with _setting("http_port"):
             self._http = HttpServer(app, config.host, config.http_port)
         self._watch: asyncio.Task[None] | None = None
         self.addresses = Addresses(
             http=join_address(config.host, self._http.port),
             grpc=join_address(config.host, self._rpc.port),
-            admin=join_address(config.host, self._admin.port),
+            admin=join_address(config.admin_host, self._admin.port),
             pid=os.getpid(),
         )
 
@@ -155,6 +154,9 @@ class Router:
         await asyncio.gather(self._http.stop(_LAST_GRACE_S), self._rpc.stop(_LAST_GRACE_S))
         await self._core.close()
         await self._admin.stop(0)
+
+    def _fingerprint_of(self) -> str:
+        return f"{package_version()} {self._config.served_name} {self._core.table.hash_model}"
 
     async def _watch_readiness(self) -> None:
         known: bool | None = None

@@ -7,7 +7,7 @@ With keys configured everything needs one but:
   can reach the port, let the ingress hide this path;
 - `/docs` and `/openapi.json`: they describe the public API, the same for every installation.
 
-RouterAdmin is on a port of its own that clients must not reach, and has no key.
+RouterAdmin is on an address and port of its own that clients must not reach, and has no key.
 """
 
 from __future__ import annotations

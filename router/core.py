@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from prefix_index.index import PrefixIndex
 from router.admin import RouterAdmin
 from router.config import RouterConfig
@@ -39,7 +41,10 @@ class RouterCore:
             ),
         )
         self.metrics = RouterMetrics()
-        self.table = WorkerTable(config.router_id, config.heartbeat_timeout_s, config.block_size)
+        # Workers keep the requests of a router whose stream broke for its return: a process that bears the
+        # name of a dead one must not keep them alive.
+        session_name = f"{config.router_id}/{secrets.token_hex(4)}"
+        self.table = WorkerTable(session_name, config.heartbeat_timeout_s, config.block_size)
         self._gate = IndexGate(index, self.metrics)
         self.dispatcher = ClusterDispatcher(config, self.table, self._gate, policy, self.metrics)
         self.admin = RouterAdmin(config.router_id, self.table, self.dispatcher, self._gate, self.metrics)

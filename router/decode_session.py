@@ -100,13 +100,17 @@ class DecodeSession:
 
     def cancel(self, subscription: Subscription, reason: str) -> None:
         """Tells the worker to end the attempt, whose events go on until its end. No error if it has ended."""
-        if self._outbox is not None and self._routes.get(subscription.request_id) is subscription:
+        if self._outbox is not None and self.carries(subscription):
             self._outbox.put_nowait(_cancel(subscription.request_id, subscription.attempt, reason))
+
+    def carries(self, subscription: Subscription) -> bool:
+        """Whether the attempt runs: neither has it ended nor is the stream that it was sent on lost."""
+        return self._routes.get(subscription.request_id) is subscription
 
     def drop(self, subscription: Subscription, reason: str) -> None:
         """Cancels the attempt and takes no more of its events. No error if it has ended."""
         self.cancel(subscription, reason)
-        if self._routes.get(subscription.request_id) is subscription:
+        if self.carries(subscription):
             del self._routes[subscription.request_id]
 
     async def close(self) -> None:
@@ -155,6 +159,10 @@ class DecodeSession:
             return f"no connection within {self._timeout_s} s"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        # Whatever nobody foresaw, such as a message that cannot be read, costs this stream, not the worker.
+        except Exception as error:
+            _logger.exception("decode session failed", extra=fields(worker_id=self._worker_id))
+            return f"failed in the router: {error!r}"
         finally:
             call.cancel()
             for task in tasks:

@@ -55,12 +55,10 @@ class IndexGate:
             return None
         return await self._ask(self._index, chain)
 
-    def book(self, worker_id: str, request_id: str, prefill_tokens: int) -> asyncio.Event:
-        """Books load on the side. Set the event that is returned when the load is over or reported."""
-        over = asyncio.Event()
+    def book(self, worker_id: str, request_id: str, prefill_tokens: int, over: asyncio.Event) -> None:
+        """Books load on the side, until `over` is set: the load is over, or in the worker's reports."""
         if self._index is not None and self._available:
             self._background.spawn(self._hold(self._index, worker_id, request_id, prefill_tokens, over))
-        return over
 
     async def close(self) -> None:
         """Ends probing and bookings, then closes the index."""

@@ -65,6 +65,8 @@ class RouterMetrics:
             "The time to the first token, split; measured by the process that spent it.",
             "part",
         )
+        parts = ("router_queue", "prefill_queue", "prefill", "transfer", "decode_queue")
+        self._ttft_part = {part: self.ttft_parts.labels(part) for part in parts}
         self.tpot = self._histogram("tpot_seconds", "Mean time between tokens after the first.")
         self.overhead = self._histogram(
             "overhead_seconds",
@@ -101,15 +103,11 @@ class RouterMetrics:
             self.ttft.observe(ttft_s)
         if tpot_s is not None:
             self.tpot.observe(tpot_s)
-        parts = {
-            "router_queue": timeline.router_queue_s,
-            "prefill_queue": timeline.prefill_queue_s,
-            "prefill": timeline.prefill_s,
-            "transfer": timeline.transfer_s,
-            "decode_queue": timeline.decode_queue_s,
-        }
-        for part, seconds in parts.items():
-            self.ttft_parts.labels(part).observe(seconds)
+        self._ttft_part["router_queue"].observe(timeline.router_queue_s)
+        self._ttft_part["prefill_queue"].observe(timeline.prefill_queue_s)
+        self._ttft_part["prefill"].observe(timeline.prefill_s)
+        self._ttft_part["transfer"].observe(timeline.transfer_s)
+        self._ttft_part["decode_queue"].observe(timeline.decode_queue_s)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvrelay_router_{name}", text, labels, registry=self.registry)

@@ -310,11 +310,19 @@ class RoutedGeneration:
             return
         self._over = True
         self._booking.clear()
-        if self._subscription is None:
+        if not self._runs():
             self._release_ticket()
         self._unsubscribe(outcome)
         self._services.metrics.ended(outcome)
         _logger.info("request ended", extra=self._fields(outcome=outcome))
+
+    def _runs(self) -> bool:
+        """Whether a decode worker is at it."""
+        return (
+            self._subscription is not None
+            and self._target is not None
+            and self._target.decode.session.carries(self._subscription)
+        )
 
     def _unsubscribe(self, reason: str) -> None:
         """Ends the attempt on the decode worker, which gives the ticket back; nothing if it has ended."""

@@ -24,6 +24,8 @@ from router.prepare import ClientRequest, PreparedRequest, Preparer, ServedModel
 # Events of all choices that wait for a slow client before the choices' own queues take over.
 _MERGE_QUEUE = 64
 DRAINING_RETRY_S = 1.0
+# Longer than from a request's preparation to its run, with a busy event loop.
+_BETWEEN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,12 @@ class Serving:
 
     async def wait_idle(self) -> None:
         """Returns when no request is active."""
-        await self._idle.wait()
+        while True:
+            await self._idle.wait()
+            # A request is not active between its preparation and its run, which follows at once.
+            await asyncio.sleep(_BETWEEN_S)
+            if not self.active:
+                return
 
     @contextmanager
     def _activity(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -54,6 +55,15 @@ class PrefillStartError(Exception):
         self.message = message
 
 
+@dataclass(slots=True, eq=False)
+class _Booking:
+    """Load that was sent to a worker after so many reports. `gone` is set when it counts no more."""
+
+    prefill_tokens: int
+    reports_seen: int
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class WorkerLink:
     """One worker process, as the supervisor named it.
 
@@ -88,7 +98,7 @@ class WorkerLink:
         self._healthy = False
         self._since = time.monotonic()
         self._reports = 0
-        self._bookings: dict[str, tuple[int, int]] = {}
+        self._bookings: dict[str, _Booking] = {}
         self._cool_until = 0.0
         self._watcher: asyncio.Task[None] | None = None
         self._session: DecodeSession | None = None
@@ -156,13 +166,16 @@ class WorkerLink:
         """Seconds for which others are preferred."""
         return max(0.0, self._cool_until - time.monotonic())
 
-    def book(self, request_id: str, prefill_tokens: int) -> None:
-        """Notes load that its next reports cannot show yet."""
-        self._bookings[request_id] = (prefill_tokens, self._reports)
+    def book(self, request_id: str, prefill_tokens: int) -> asyncio.Event:
+        """Notes load that its next reports cannot show yet. The event is set when the note has gone."""
+        booking = self._bookings[request_id] = _Booking(prefill_tokens, self._reports)
+        return booking.gone
 
     def unbook(self, request_id: str) -> None:
         """Removes a note. Unknown ones are no error."""
-        self._bookings.pop(request_id, None)
+        booking = self._bookings.pop(request_id, None)
+        if booking is not None:
+            booking.gone.set()
 
     def view(self, match: IndexMatch | None) -> WorkerView:
         """What a policy sees.
@@ -170,7 +183,7 @@ class WorkerLink:
         The index knows bookings of all routers, this link those of its own router that are still on their
         way there: the larger of the two is taken, never the sum.
         """
-        tokens = sum(tokens for tokens, _ in self._bookings.values())
+        tokens = sum(booking.prefill_tokens for booking in self._bookings.values())
         requests = len(self._bookings)
         if match is not None:
             tokens = max(tokens, match.booked_tokens.get(self.worker_id, 0))
@@ -191,6 +204,7 @@ class WorkerLink:
         start = prefill_pb2.StartRequest(request=request)
         try:
             async with self._calls:
+                self._require_open()
                 response: prefill_pb2.StartResponse = await self._prefill.Start(
                     start, timeout=self._timeout_s
                 )
@@ -198,8 +212,7 @@ class WorkerLink:
             raise PrefillStartError(error.code(), error.details() or "") from error
         except asyncio.CancelledError:
             # Closing a channel cancels its calls as if their caller had.
-            if self._closed:
-                raise PrefillStartError(grpc.StatusCode.UNAVAILABLE, "the worker was replaced") from None
+            self._require_open()
             raise
         return response.ticket
 
@@ -208,12 +221,18 @@ class WorkerLink:
         request = prefill_pb2.ReleaseRequest(ticket_id=ticket_id, incarnation=self.info.incarnation)
         try:
             async with self._calls:
+                if self._closed:
+                    return  # The process that gave the ticket is gone, and its blocks with it.
                 await self._prefill.Release(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             _logger.info(
                 "ticket not released",
                 extra=fields(worker_id=self.worker_id, ticket_id=ticket_id, error=error.details()),
             )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PrefillStartError(grpc.StatusCode.UNAVAILABLE, "the worker was replaced")
 
     async def _watch(self) -> None:
         backoff_s = _BACKOFF_MIN_S
@@ -247,6 +266,10 @@ class WorkerLink:
             return f"silent for {self._timeout_s} s"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        # Whatever nobody foresaw, such as a report that cannot be read: the worker must not count as healthy.
+        except Exception as error:
+            _logger.exception("reports failed", extra=fields(worker_id=self.worker_id))
+            return f"failed in the router: {error!r}"
         finally:
             call.cancel()
 
@@ -255,11 +278,9 @@ class WorkerLink:
         was_draining = self.report.draining
         self.report = report
         self._reports += 1
-        self._bookings = {
-            request_id: (tokens, seen)
-            for request_id, (tokens, seen) in self._bookings.items()
-            if self._reports - seen < _BOOKING_REPORTS
-        }
+        for request_id, booking in list(self._bookings.items()):
+            if self._reports - booking.reports_seen >= _BOOKING_REPORTS:
+                self.unbook(request_id)
         # Another process answers behind this address: only the supervisor may say that it is the worker now.
         self._set_healthy(healthy=report.incarnation == self.info.incarnation)
         if was_draining != report.draining:

@@ -9,7 +9,7 @@
 | unforeseen | 500 | server_error | internal_error |
 | no worker, shutting down | 503, Retry-After | server_error | unavailable |
 | cancelled by the router | 503 | server_error | cancelled |
-| deadline passed | 504 | timeout_error | deadline_exceeded |
+| deadline passed | 504, x-should-retry: false | timeout_error | deadline_exceeded |
 
 A deadline is 504 and not 408: the client was in time, the cluster was not.
 """
@@ -90,6 +90,9 @@ def http_error(error: InvalidRequestError | GenerationError) -> HttpError:
     if isinstance(error, GenerationError):
         status, kind, code = _GENERATION[error.kind]
         headers = {}
+        if error.kind is ErrorKind.DEADLINE:
+            # OpenAI's clients repeat a 504, which would give the request its whole time once more.
+            headers["x-should-retry"] = "false"
         if error.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         return HttpError(status, error.message, kind, None, code, headers)

@@ -64,9 +64,6 @@ class TokenBytes:
         library: the tokenizer.
         source: its file, for messages.
 
-    Attributes:
-        strips_leading_space: the decoder drops one space at the very start of a text.
-
     Raises ModelFilesError for a decoder of another kind.
     """
 
@@ -76,18 +73,21 @@ class TokenBytes:
             token_id for token_id, token in library.get_added_tokens_decoder().items() if token.special
         )
         self._known: dict[int, bytes] = {}
-        self._convert, self.strips_leading_space = self._choose(_decoder_steps(library), source)
+        self._convert = self._choose(_decoder_steps(library), source)
 
     @staticmethod
-    def _choose(steps: list[dict[str, object]], source: str) -> tuple[Callable[[str], bytes], bool]:
+    def _choose(steps: list[dict[str, object]], source: str) -> Callable[[str], bytes]:
         kinds = [step["type"] for step in steps]
         if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
-            return _byte_level, False
-        if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0]):
-            if len(steps) == 3:
-                return _byte_fallback, False
-            if steps[3:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-                return _byte_fallback, True
+            return _byte_level
+        # The space that some drop from the start of a text is the prompt's, never the answer's.
+        known_ends: tuple[list[dict[str, object]], ...] = (
+            [],
+            [{"type": "Strip", "content": " ", "start": 1, "stop": 0}],
+        )
+        by_parts = kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0])
+        if by_parts and steps[3:] in known_ends:
+            return _byte_fallback
         raise ModelFilesError(
             f"{source}: a decoder of {kinds or 'no kind'} is not supported; byte-level BPE and SentencePiece "
             "with byte fallback are"

@@ -127,3 +127,30 @@ def test_a_bad_variable_is_named(tmp_path: Path) -> None:
 def test_a_secret_is_not_shown(tmp_path: Path) -> None:
     problems = _problems(_write(tmp_path, "router: {api_key: [hunter2]}"))
     assert "hunter2" not in problems[0]
+
+
+def test_external_routers_and_resources(tmp_path: Path) -> None:
+    text = "router: {external: ['routers:8002', '[::1]:1']}\nray: {address: 'ray-head:6379'}\n"
+    spec = load_spec(_write(tmp_path, text + "prefill: {resources: {kvrelay_prefill: 1}}\n"))
+    assert spec.router.external == ("routers:8002", "[::1]:1")
+    assert spec.prefill.resources == {"kvrelay_prefill": 1.0}
+    assert spec.decode.resources == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("router: {external: ['routers']}", ["router.external", "host:port", "routers"]),
+        ("router: {external: ['http://routers:8002']}", ["router.external", "host:port"]),
+        ("router: {external: ['routers:80020']}", ["router.external", "host:port"]),
+        ("router: {external: [1]}", ["router.external.0", "1"]),
+        ("prefill: {resources: {GPU: 1}}", ["prefill.resources", "GPU", "custom"]),
+        ("decode: {resources: {fast: 1.5}}", ["decode.resources", "fast", "whole"]),
+        ("decode: {resources: {fast: many}}", ["decode.resources.fast", "many"]),
+        ("decode: {resources: {fast: 1}}", ["decode.resources", "ray.address"]),
+    ],
+)
+def test_external_routers_and_resources_that_cannot_be(tmp_path: Path, text: str, says: list[str]) -> None:
+    (problem,) = _problems(_write(tmp_path, text))
+    for part in says:
+        assert part in problem

@@ -182,6 +182,7 @@ async def test_identities_that_differ_are_an_error_with_both_fingerprints() -> N
             await router.run()
         assert caught.value.kind is ErrorKind.INTERNAL
         assert prefills_started(router) == 1
+        await router.assert_quiet()
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode"])
@@ -196,6 +197,7 @@ async def test_what_no_worker_can_run_is_invalid(where: str) -> None:
             await router.run()
         assert caught.value.kind is ErrorKind.INVALID
         assert prefills_started(router) == 1
+        await router.assert_quiet()
 
 
 async def test_the_only_decode_worker_comes_back_as_another_process() -> None:
@@ -208,6 +210,52 @@ async def test_the_only_decode_worker_comes_back_as_another_process() -> None:
         await router.push_table()
         assert_right(await task, attempts=2)
         await router.assert_quiet()
+
+
+async def test_a_ticket_of_a_process_that_is_gone_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = FakePrefillWorker("prefill-0")
+    decode = FakeDecodeWorker("decode-0", script=on_attempt(1, DecodeScript(die=True)))
+    async with Harness([prefill], [decode]) as router:
+        task = asyncio.create_task(router.run())
+        await eventually(lambda: not decode.alive)
+        await prefill.restart()
+        await router.push_table()
+        await decode.restart()
+        await router.push_table()
+        assert (await task).tokens == RIGHT
+        await router.assert_quiet()
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+class GarblingDecodeWorker(FakeDecodeWorker):
+    """Its first session begins with a message that nobody can read."""
+
+    garbled = False
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._garbled_session,
+            decode_pb2.DecodeCommand.FromString,
+            lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+        )
+        service = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {"Session": handler}),)
+        )
+
+    async def _garbled_session(self, commands, context):
+        if not self.garbled:
+            self.garbled = True
+            yield b"\xff\xff"
+            await asyncio.Event().wait()
+        async for events in self.Session(commands, context):
+            yield events
+
+
+async def test_a_message_that_cannot_be_read_costs_the_stream_and_not_the_worker() -> None:
+    async with Harness([FakePrefillWorker("prefill-0")], [GarblingDecodeWorker("decode-0")]) as router:
+        await eventually(lambda: router.decodes[0].routers, "the stream was opened again")
+        assert_right(await router.run(), attempts=1)
 
 
 async def test_no_worker_comes_back() -> None:
@@ -224,6 +272,13 @@ async def test_all_tokens_came_but_not_their_end() -> None:
     async with two_and_two(DecodeScript(after=COUNT, die=True)) as router:
         assert_right(await router.run(), attempts=1)
         assert prefills_started(router) == 1
+
+
+@pytest.mark.parametrize(("min_tokens", "count"), [(2, 3), (3, COUNT)])
+async def test_a_stop_token_among_the_first_min_tokens_is_no_end(min_tokens: int, count: int) -> None:
+    async with two_and_two(DecodeScript(after=3, die=True)) as router:
+        seen = await router.run(router.request(stop_token_ids=(RIGHT[2],), min_tokens=min_tokens))
+        assert seen.tokens == RIGHT[:count]
 
 
 async def test_cached_tokens_leave_out_what_an_earlier_attempt_computed() -> None:

@@ -39,7 +39,6 @@ def write_config(folder: Path, **changes: Any) -> Path:
         "router_id": "router-0",
         "served_name": "fake",
         "model_dir": str(text_folder(folder / "model")),
-        "hash_model": "fake",
         "block_size": 4,
         "max_model_len": 1000,
         "http_port": 0,
@@ -249,6 +248,15 @@ async def test_a_user_sees_no_traceback(tmp_path: Path, changes: dict[str, Any],
     assert "Traceback" not in text
     for part in [str(path), *says]:
         assert part in text
+
+
+async def test_the_supervisors_port_is_not_where_clients_are(tmp_path: Path) -> None:
+    router = Router(load_config(write_config(tmp_path, host="127.0.0.2")))
+    try:
+        assert router.addresses.http.startswith("127.0.0.2:")
+        assert router.addresses.admin.startswith("127.0.0.1:")
+    finally:
+        await router.close()
 
 
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])

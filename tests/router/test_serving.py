@@ -18,7 +18,7 @@ from router.generation import ErrorKind, GenerationError, ResolvedSampling
 from router.prepare import ClientRequest, PreparedRequest, TextPrompt
 from router.sampling_options import SamplingOptions
 from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.router.doors import HELLO, served_model, until
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
 from tests.support.tiny_tokenizer import IM_END, VOCAB_SIZE, byte_tokenizer
@@ -26,7 +26,7 @@ from tests.support.tiny_tokenizer import IM_END, VOCAB_SIZE, byte_tokenizer
 
 def serving_of(folder: Path, script: Any) -> tuple[Serving, ScriptedDispatcher]:
     dispatcher = ScriptedDispatcher(script)
-    return Serving(served_model(folder), dispatcher), dispatcher
+    return Serving(served_model(folder, 2 * INLINE_CHARACTERS), dispatcher), dispatcher
 
 
 async def prepared(serving: Serving, *prompts: str, **sampling: Any) -> PreparedRequest:
@@ -102,6 +102,25 @@ async def test_idle_and_draining(tmp_path: Path) -> None:
     with pytest.raises(GenerationError) as caught:
         await prepared(serving)
     assert caught.value.kind is ErrorKind.UNAVAILABLE
+
+
+async def test_a_request_between_its_preparation_and_its_run_keeps_the_drain_waiting(tmp_path: Path) -> None:
+    serving, dispatcher = serving_of(tmp_path, Script(hang=True))
+
+    async def serve() -> None:
+        async with aclosing(serving.run(await prepared(serving, "a" * (INLINE_CHARACTERS + 1)))) as events:
+            async for _ in events:
+                pass
+
+    work = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    assert serving.active, "the text is being tokenized, in a thread"
+    idle = asyncio.create_task(serving.wait_idle())
+    await until(lambda: dispatcher.generations or idle.done())
+    done, _ = await asyncio.wait((idle,), timeout=0.2)
+    assert not done
+    work.cancel()
+    await asyncio.wait((work, idle))
 
 
 async def test_usage(tmp_path: Path) -> None:

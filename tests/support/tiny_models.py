@@ -36,10 +36,16 @@ def _shapes(max_model_len: int) -> dict[str, int | float]:
     }
 
 
-def tiny_llama(folder: Path, seed: int = 0, max_model_len: int = 4096, tie: bool = True) -> Path:
-    """Llama with 3 layers, hidden size 64, 4/2 heads, 259 tokens. Returns the folder."""
+def tiny_llama(
+    folder: Path, seed: int = 0, max_model_len: int = 4096, tie: bool = True, layers: int = 3
+) -> Path:
+    """Llama with hidden size 64, 4/2 heads, 259 tokens. Returns the folder.
+
+    More `layers` make it slow: tests of faults need time in which to strike.
+    """
     torch.manual_seed(seed)
-    config = LlamaConfig(**_shapes(max_model_len), tie_word_embeddings=tie)
+    shapes = {**_shapes(max_model_len), "num_hidden_layers": layers}
+    config = LlamaConfig(**shapes, tie_word_embeddings=tie)
     return _save(LlamaForCausalLM(config).to(torch.float32), folder)
 
 

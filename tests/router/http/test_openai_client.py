@@ -99,6 +99,17 @@ async def test_errors_have_their_classes(keyed: Doors, client: openai.AsyncOpenA
         await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
 
+@pytest.mark.parametrize(("kind", "tries"), [(ErrorKind.DEADLINE, 1), (ErrorKind.UNAVAILABLE, 2)])
+async def test_what_took_too_long_is_not_tried_again(
+    keyed: Doors, client: openai.AsyncOpenAI, kind: ErrorKind, tries: int
+) -> None:
+    """A repeated request would get its whole time once more."""
+    keyed.dispatcher.script = Script(error=GenerationError(kind, "as told"))
+    with pytest.raises(openai.InternalServerError):
+        await client.with_options(max_retries=1).completions.create(model=MODEL, prompt="hi")
+    assert len(keyed.dispatcher.generations) == tries
+
+
 async def test_an_error_inside_a_stream_is_raised(keyed: Doors, client: openai.AsyncOpenAI) -> None:
     keyed.dispatcher.script = Script(
         says("Hel", end=None), error=GenerationError(ErrorKind.UNAVAILABLE, "all workers are lost")

@@ -58,6 +58,7 @@ class FakeDecodeWorker(FakeWorker, DecodeServicer):
         super().__init__(worker_id, worker_pb2.WORKER_ROLE_DECODE, block_size)
         self.script = script
         self.submitted: list[decode_pb2.Submit] = []
+        self.routers: set[str] = set()
         self._follow = follow
         self._sessions: set[asyncio.Task[Any]] = set()
         self._running: set[tuple[str, int]] = set()
@@ -73,7 +74,9 @@ class FakeDecodeWorker(FakeWorker, DecodeServicer):
     async def Session(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: Any
     ) -> AsyncIterator[decode_pb2.DecodeEvents]:
-        assert (await anext(request_iterator)).WhichOneof("message") == "hello"
+        first = await anext(request_iterator)
+        assert first.WhichOneof("message") == "hello"
+        self.routers.add(first.hello.router_id)
         session = _Session()
         reader = self.spawn(self._read(session, request_iterator))
         try:

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import ray.exceptions
+
+from cluster.actors import StartedWorker
+from cluster.managed_worker import ManagedWorker, Silence
+from cluster.processes import ProcessId
+from cluster.spec import HealthSpec
+from kvrelay.v1 import worker_pb2
+
+WAIT_S = 20.0
+
+
+class Method:
+    """An actor's method, as Ray's handles have it: called in this process."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def remote(self, *args: object) -> Any:
+        return asyncio.ensure_future(self._call(*args))
+
+
+class Actor:
+    """The handle of an actor whose process lives on while its worker fails to start."""
+
+    def __init__(self, failures: int) -> None:
+        self.process = Method(self._process)
+        self.start = Method(self._start)
+        self.pid = 1
+        self.failures = failures
+
+    async def _process(self) -> ProcessId:
+        return ProcessId(self.pid, 1)
+
+    async def _start(self) -> StartedWorker:
+        if self.pid > 1 and self.failures:
+            self.failures -= 1
+            cause = ValueError("out of memory")
+            raise ray.exceptions.RayTaskError("start", "traceback", cause)
+        info = worker_pb2.WorkerInfo(worker_id="decode-0", incarnation=self.pid, endpoint="127.0.0.1:1")
+        return StartedWorker(info.SerializeToString(), ProcessId(self.pid, 1), "node")
+
+
+class Runtime:
+    """Ray's side of one worker, whose first process is gone as soon as it is looked at."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+
+    def create_worker(self, plan: object) -> Actor:
+        return self.actor
+
+    def prepare_agent(self, node_id: str) -> None:
+        return
+
+    async def is_alive(self, node_id: str, process: ProcessId) -> bool:
+        self.actor.pid = 2
+        return process.pid == 2
+
+    async def kill(self, node_id: str, process: ProcessId) -> bool:
+        return False
+
+
+async def test_a_worker_whose_process_lives_is_started_again_after_a_failure() -> None:
+    actor = Actor(failures=1)
+    health = HealthSpec(start_timeout_s=5.0)
+    plan: Any = type("Plan", (), {"worker_id": "decode-0"})
+    runtime: Any = Runtime(actor)
+    worker = ManagedWorker(plan, runtime, health, lambda: None)
+    await worker.start()
+    supervising = asyncio.create_task(worker.supervise())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while worker.restarts == 0:  # noqa: ASYNC110 - what is watched has no event
+                await asyncio.sleep(0.01)
+        assert actor.failures == 0
+        assert worker.info is not None
+        assert worker.info.incarnation == 2
+    finally:
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+
+
+async def test_silence_is_counted_until_something_is_heard() -> None:
+    silence = Silence(0.4)
+    reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    while not silence.too_long:
+        await silence.wait(reading)
+    silence.heard()
+    assert not silence.too_long
+
+
+async def test_time_in_which_we_slept_ourselves_is_not_the_workers_silence() -> None:
+    silence = Silence(1.0)
+    reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # The loop stands still for longer than the bound, as in a stopped process.
+    asyncio.get_running_loop().call_later(0.05, time.sleep, 2.0)
+    await silence.wait(reading)
+    assert not silence.too_long
