@@ -222,8 +222,9 @@ class Engine(Protocol):
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Sets blocks aside for the whole context and the next block; None where there is no room now.
 
-        The head of the queue and the running sequences keep their room. Raises as `submit`,
-        RequestTooLargeError where there can never be room.
+        Room is given by arrival: whoever waits already and the running sequences keep theirs. After a None
+        the request keeps its place in line, before later arrivals: ask again, or `abandon`. Raises as
+        `submit`, RequestTooLargeError where there can never be room.
         """
         ...
 
@@ -236,7 +237,7 @@ class Engine(Protocol):
         ...
 
     def abandon(self, request_id: str, unsettled: frozenset[int] = frozenset()) -> None:
-        """Gives a reservation up. Blocks in `unsettled` are quarantined until `settle`.
+        """Gives up a reservation, or the wait for one. Blocks in `unsettled` are quarantined until `settle`.
 
         Raises ValueError, changing nothing, where one of them is not a block that was to be read.
         """
@@ -250,7 +251,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Ends a sequence in whatever state but reserved; its blocks are freed at once."""
+        """Ends a sequence and frees its blocks at once; a reservation, or the wait for one, is left alone."""
         ...
 
     def step(self) -> StepOutput:

@@ -28,6 +28,9 @@ from engine.sequence import SequenceStatus
 from engine.step import StepRecorder
 from engine.stopping import finish_reason
 
+# What a handover has begun and has to end itself.
+_OF_HANDOVERS = (SequenceStatus.ASKING, SequenceStatus.RESERVED)
+
 
 class LLMEngine:
     """One model, one KV pool, one scheduler. See `engine.api.Engine` for the methods.
@@ -98,12 +101,13 @@ class LLMEngine:
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Sets blocks aside for the whole context and the next block; None where there is no room now.
 
-        The head of the queue and the running sequences keep their room. Raises as `submit`.
+        After a None the request keeps its place in line: ask again, or `abandon`. Raises as `submit`.
         """
-        sequence = self._new_sequence(request, hold=False)
+        sequence = self._sequences.get(request.request_id)
+        if sequence is None or sequence.status is not SequenceStatus.ASKING:
+            sequence = self._new_sequence(request, hold=False)
         hits = self._scheduler.reserve(sequence)
         if hits is None:
-            del self._sequences[request.request_id]
             return None
         context_blocks = self._blocks.blocks_for(request.num_context_tokens)
         return Reservation(
@@ -129,13 +133,13 @@ class LLMEngine:
         self._adopted.append(sequence)
 
     def abandon(self, request_id: str, unsettled: frozenset[int] = frozenset()) -> None:
-        """Gives a reservation up. Blocks in `unsettled` are quarantined until `settle`.
+        """Gives up a reservation, or the wait for one. Blocks in `unsettled` are quarantined until `settle`.
 
         Raises ValueError, changing nothing, where one of them is no block of the reservation that is to
         be read.
         """
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.status is SequenceStatus.RESERVED:
+        if sequence is not None and sequence.status in _OF_HANDOVERS:
             # Nobody vouches for what was read into them: it may be NaN.
             self._runner.scrub(self._blocks.free(sequence, unsettled))
             self._end(sequence)
@@ -146,9 +150,9 @@ class LLMEngine:
         self._runner.scrub(block_ids)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a sequence in whatever state but reserved; its blocks are freed at once."""
+        """Ends a sequence and frees its blocks at once; a reservation, or the wait for one, is left alone."""
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.status is not SequenceStatus.RESERVED:
+        if sequence is not None and sequence.status not in _OF_HANDOVERS:
             self._end(sequence)
 
     def has_work(self) -> bool:
@@ -219,6 +223,7 @@ class LLMEngine:
         self._blocks.check_invariants(s for s in sequences if s.blocks)
         self._scheduler.check_invariants()
         for status, queue in (
+            (SequenceStatus.ASKING, self._scheduler.asking),
             (SequenceStatus.WAITING, self._scheduler.waiting),
             (SequenceStatus.RUNNING, self._scheduler.running),
         ):
@@ -226,8 +231,11 @@ class LLMEngine:
             require(known == {s.request_id for s in queue}, f"known {status.name} sequences are queued")
         require(all(s.status is not SequenceStatus.ENDED for s in sequences), "ended sequences are forgotten")
         require(
-            all(bool(s.blocks) == (s.status is not SequenceStatus.WAITING) for s in sequences),
-            "all sequences but the waiting ones hold blocks",
+            all(
+                bool(s.blocks) == (s.status not in (SequenceStatus.ASKING, SequenceStatus.WAITING))
+                for s in sequences
+            ),
+            "all sequences but the asking and the waiting ones hold blocks",
         )
 
     def _check(self, request: EngineRequest) -> None:

@@ -7,7 +7,9 @@ later, its tokens kept. Why nothing waits for ever:
 - a sequence is admitted only when its whole context fits, so a prefill never needs another block;
 - only decodes grow; one that cannot preempts whoever came last, at worst itself, so the oldest goes on;
 - held prefills and reservations are never preempted, but they need nothing either: the queue waits until
-  they are let go, and `reserve` leaves the head of the queue its room;
+  they are let go;
+- a reservation that finds no room has its place by arrival too: it leaves the head of the queue its room
+  where that came first, and nobody who came later is admitted before it;
 - no sequence can outgrow the pool: the engine limits lengths to what the pool holds.
 """
 
@@ -65,7 +67,8 @@ class Scheduler:
         self._max_batched_tokens = max_batched_tokens
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
-        # Both in order of arrival.
+        # All in order of arrival.
+        self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -76,14 +79,20 @@ class Scheduler:
         insort(self.waiting, sequence, key=_arrival)
 
     def reserve(self, sequence: Sequence) -> int | None:
-        """Allocates for KV that comes from elsewhere; the tokens of prefix hits, None without room."""
+        """Allocates for KV that comes from elsewhere; the tokens of prefix hits, None without room.
+
+        Without room the sequence keeps its place before later arrivals, until it is tried again or removed.
+        """
         spare = self._growing()
-        if self.waiting:
+        if self.waiting and self.waiting[0].arrival < sequence.arrival:
             head = self.waiting[0]
             spare += self._blocks.shortage_of(head, head.tokens_to_hold)
         hits = self._blocks.allocate(sequence, sequence.tokens_to_hold, spare)
-        if hits is not None:
-            sequence.status = SequenceStatus.RESERVED
+        if sequence.status is SequenceStatus.ASKING:
+            self.asking.remove(sequence)
+        sequence.status = SequenceStatus.RESERVED if hits is not None else SequenceStatus.ASKING
+        if hits is None:
+            insort(self.asking, sequence, key=_arrival)
         return hits
 
     def run(self, sequence: Sequence) -> None:
@@ -97,6 +106,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
+        elif sequence.status is SequenceStatus.ASKING:
+            self.asking.remove(sequence)
         sequence.status = status
 
     def can_schedule(self) -> bool:
@@ -118,6 +129,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError naming the broken invariant."""
         for queue, status in (
+            (self.asking, SequenceStatus.ASKING),
             (self.waiting, SequenceStatus.WAITING),
             (self.running, SequenceStatus.RUNNING),
         ):
@@ -170,6 +182,8 @@ class Scheduler:
             if not room:
                 break
             sequence = self.waiting[0]
+            if self._overtakes(sequence):
+                break
             hits = self._blocks.allocate(sequence, sequence.tokens_to_hold, spare=growing)
             if hits is None:
                 break
@@ -190,8 +204,14 @@ class Scheduler:
         """Running sequences that may each need a block soon: so many stay available at an admission."""
         return sum(1 for sequence in self.running if not sequence.hold)
 
+    def _overtakes(self, sequence: Sequence) -> bool:
+        """Whether a reservation that arrived earlier still waits for room."""
+        return bool(self.asking) and self.asking[0].arrival < sequence.arrival
+
     def _head_fits(self) -> bool:
         head = self.waiting[0]
+        if self._overtakes(head):
+            return False
         needed = self._blocks.shortage_of(head, head.tokens_to_hold)
         return needed + self._growing() <= self._blocks.pool.num_available
 

@@ -10,10 +10,12 @@ from engine.api import EngineRequest
 class SequenceStatus(Enum):
     """Where a sequence stands.
 
-    WAITING holds no blocks; RESERVED, RUNNING and HELD do. RESERVED and HELD are never preempted.
+    WAITING and ASKING (for a reservation, in vain so far) hold no blocks; RESERVED, RUNNING and HELD do.
+    RESERVED and HELD are never preempted.
     """
 
     WAITING = auto()
+    ASKING = auto()
     RESERVED = auto()
     RUNNING = auto()
     HELD = auto()

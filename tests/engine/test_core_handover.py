@@ -351,6 +351,37 @@ def test_adopted_duplicates_keep_one_published_block() -> None:
     assert not torch.isnan(pool).any()
 
 
+def test_later_arrivals_do_not_overtake_a_reservation_that_waits() -> None:
+    engine = make_engine(num_blocks=8, enable_prefix_cache=False)
+    engine.submit(request("runs", [1] * 12, params(2)))
+    engine.step()
+    wanted = request("waits", [2] * 20)
+    assert engine.reserve(wanted) is None
+    engine.check_invariants()
+    engine.submit(request("later", [3] * 4, params(2)))
+    answers, _ = run_all(engine)
+    assert set(answers.ends) == {"runs"}
+    assert engine.reserve(wanted) is not None
+    answers, _ = run_all(engine)
+    assert set(answers.ends) == {"later"}
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_reservation_that_is_given_up_lets_the_queue_go_on(cached: bool) -> None:
+    engine = make_engine(num_blocks=8, enable_prefix_cache=cached)
+    assert engine.reserve(request("has", [1] * 12)) is not None
+    assert engine.reserve(request("waits", [2] * 20)) is None
+    engine.submit(request("later", [3] * 4, params(2)))
+    assert not engine.has_work()
+    # A cancel is for what runs; the handover itself says when it gives up.
+    engine.cancel("waits")
+    assert not engine.has_work()
+    engine.abandon("waits")
+    engine.check_invariants()
+    answers, _ = run_all(engine)
+    assert set(answers.ends) == {"later"}
+
+
 def test_bytes_that_nobody_vouches_for_are_wiped() -> None:
     """They may be NaN, which would reach whoever gets the block next even through masked attention."""
     engine, pool = make_engine_and_pool()

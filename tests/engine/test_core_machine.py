@@ -45,6 +45,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, EngineRequest] = {}
         self.decoding: set[str] = set()
         self.held: dict[str, list[int]] = {}
+        self.asking: dict[str, None] = {}
         self.reserved: dict[str, Reservation] = {}
         self.quarantined: set[int] = set()
         self.index: set[bytes] = set()
@@ -93,7 +94,29 @@ class EngineMachine(RuleBasedStateMachine):
         reservation = self.engine.reserve(wanted)
         self.engine.check_invariants()
         if reservation is None:
+            self.asking[wanted.request_id] = None
             return
+        self._reserved(wanted, reservation)
+
+    @precondition(lambda self: self.asking)
+    @rule(choice=CHOICE)
+    def ask_again(self, choice: int) -> None:
+        name = self._pick(self.asking, choice)
+        reservation = self.engine.reserve(self.requests[name])
+        self.engine.check_invariants()
+        if reservation is not None:
+            del self.asking[name]
+            self._reserved(self.requests[name], reservation)
+
+    @precondition(lambda self: self.asking)
+    @rule(choice=CHOICE)
+    def stop_asking(self, choice: int) -> None:
+        name = self._pick(self.asking, choice)
+        self.engine.abandon(name)
+        del self.asking[name]
+        self.engine.check_invariants()
+
+    def _reserved(self, wanted: EngineRequest, reservation: Reservation) -> None:
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
         hits = reservation.num_cached_tokens
         assert hits % BLOCK == 0
@@ -159,10 +182,11 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for name in list(self.held):
             self.engine.release(name)
-        for name in list(self.reserved):
+        for name in (*self.asking, *self.reserved):
             self.engine.abandon(name)
         self.engine.settle(sorted(self.quarantined))
         self.held.clear()
+        self.asking.clear()
         self.reserved.clear()
         for _ in range(3000):
             if not self.engine.has_work():
@@ -223,7 +247,7 @@ class EngineMachine(RuleBasedStateMachine):
             else:
                 assert token.finish_reason is None
             assert name not in self.held or place == 0
-        if not (self.held or self.reserved or self.quarantined or self.engine.has_work()):
+        if not (self.held or self.asking or self.reserved or self.quarantined or self.engine.has_work()):
             assert not self.decoding, "nothing is in the way, and yet nothing runs"
 
 
