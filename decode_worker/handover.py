@@ -12,7 +12,7 @@ from decode_worker.channels import PrefillChannels
 from decode_worker.errors import WorkFailedError, kv_lost
 from decode_worker.lease import Lease
 from decode_worker.room import Room
-from engine.api import EngineRequest, Reservation
+from engine.api import EngineRequest, RequestTooLargeError, Reservation
 from engine.loop import EngineStoppedError
 from kv_transfer.identity import require_same
 from kv_transfer.reader import KvReader, KvReads, ReadTotals
@@ -158,10 +158,14 @@ class Handover:
         except TransferError as error:
             # Whether the process or only the read is lost is told by its heartbeats, but for this one.
             raise kv_lost(f"reading failed: {error}", not isinstance(error, PeerLostError)) from error
-        except ValueError as error:
+        except RequestTooLargeError as error:
             # The engine refused the request itself, and so would any other.
             self._abandon_reason = str(error)
             raise WorkFailedError(decode_pb2.WorkError.KIND_INVALID, str(error)) from error
+        except ValueError as error:
+            # What the prefill worker named makes no sense: too few blocks, a first token out of range.
+            self._abandon_reason = str(error)
+            raise kv_lost(f"the prefill worker's handover is not usable: {error}", False) from error
         except EngineStoppedError as error:
             kind = decode_pb2.WorkError.KIND_OVERLOADED
             raise WorkFailedError(kind, str(error), ticket_alive=True) from error

@@ -154,6 +154,9 @@ class RedisIndexPublisher:
                     logger.warning("cannot publish to the prefix index", extra=fields(error=str(error)))
                 pause_s = retry_s
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
+            except Exception:  # whatever it is, the worker serves on; it must only not be lost in silence
+                logger.exception("publishing to the prefix index failed")
+                pause_s = _LAST_RETRY_S
             finally:
                 self._drop_changes()
             await asyncio.sleep(pause_s)

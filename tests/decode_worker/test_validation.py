@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -25,9 +26,10 @@ NUM_TOKENS = 40
 class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
     """Offers three real blocks of a real pool at once; what it says to Validate is up to the test."""
 
-    def __init__(self, pair: Pair, answer: str) -> None:
+    def __init__(self, pair: Pair, answer: str, first_token_id: int = 5) -> None:
         self._pair = pair
         self._answer = answer
+        self._first_token_id = first_token_id
         self.heard: list[str] = []
 
     async def Follow(  # noqa: N802
@@ -45,7 +47,7 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         )
         ready = prefill_pb2.KvReady(num_tokens=NUM_TOKENS, block_ids=[1, 2, 3])
         yield prefill_pb2.FollowEvent(kv_ready=ready)
-        yield prefill_pb2.FollowEvent(finished=prefill_pb2.Finished(first_token_id=5))
+        yield prefill_pb2.FollowEvent(finished=prefill_pb2.Finished(first_token_id=self._first_token_id))
         async for request in requests:
             kind = request.WhichOneof("message")
             self.heard.append(kind)
@@ -67,23 +69,31 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
                         yield prefill_pb2.FollowEvent(validated=validated)
 
 
+@asynccontextmanager
+async def scripted_ticket(pair: Pair, scripted: ScriptedPrefill) -> AsyncIterator[prefill_pb2.KvTicket]:
+    """Serves the scripted worker; yields a ticket of it."""
+    server = grpc.aio.server()
+    prefill_pb2_grpc.add_PrefillServicer_to_server(scripted, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield prefill_pb2.KvTicket(
+        ticket_id="t",
+        worker_id="scripted",
+        endpoint=f"127.0.0.1:{port}",
+        num_tokens=NUM_TOKENS,
+        layout=pair.prefill_link.info.layout,
+    )
+    await server.stop(None)
+
+
 @pytest.mark.parametrize(
     "answer", ["yes", "no", "yes to another", "nothing but heartbeats", "closes", "aborts"]
 )
 async def test_only_a_yes_lets_the_bytes_be_used(model_dir: Path, answer: str) -> None:
-    async with worker_pair(model_dir, decode={"heartbeat_timeout_s": 1.0}) as pair:
-        server = grpc.aio.server()
-        scripted = ScriptedPrefill(pair, answer)
-        prefill_pb2_grpc.add_PrefillServicer_to_server(scripted, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        ticket = prefill_pb2.KvTicket(
-            ticket_id="t",
-            worker_id="scripted",
-            endpoint=f"127.0.0.1:{port}",
-            num_tokens=NUM_TOKENS,
-            layout=pair.prefill_link.info.layout,
-        )
+    async with (
+        worker_pair(model_dir, decode={"heartbeat_timeout_s": 1.0}) as pair,
+        scripted_ticket(pair, scripted := ScriptedPrefill(pair, answer)) as ticket,
+    ):
         reply = pair.router.submit(work_request("r", prompt(NUM_TOKENS), max_tokens=3), ticket)
         end = await pair.router.end_of(reply)
         assert "validate" in scripted.heard
@@ -99,7 +109,18 @@ async def test_only_a_yes_lets_the_bytes_be_used(model_dir: Path, answer: str) -
             assert not reply.tokens
             assert stats.blocks_cached == 0, "published before a yes"
             assert "done" not in scripted.heard
-        await server.stop(None)
+
+
+async def test_a_first_token_that_does_not_exist_is_lost_kv_not_a_bad_request(model_dir: Path) -> None:
+    async with (
+        worker_pair(model_dir) as pair,
+        scripted_ticket(pair, ScriptedPrefill(pair, "yes", first_token_id=1_000_000)) as ticket,
+    ):
+        end = await pair.router.end_of(
+            pair.router.submit(work_request("r", prompt(NUM_TOKENS), max_tokens=3), ticket)
+        )
+        assert end.error.kind == WorkError.KIND_KV_LOST
+        assert (await pair.decode_link.quiet()).blocks_cached == 0
 
 
 async def test_a_lease_taken_over_by_another_is_lost(model_dir: Path) -> None:

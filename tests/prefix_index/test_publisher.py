@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -231,3 +232,19 @@ async def test_closing_before_and_twice_is_harmless(url: str, namespace: str) ->
     await other.close()
     await other.close()
     assert await keys_left(url, namespace) == []
+
+
+async def test_a_defect_is_logged_and_publishing_goes_on(
+    index: RedisPrefixIndex, url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = names(3)
+    snapshots: list[Any] = [5]  # not a sequence: what comes of it is no error that anybody expects
+
+    async def snapshot() -> Any:
+        return snapshots.pop() if snapshots else chain
+
+    publisher = RedisIndexPublisher(url, namespace, "worker", 1, snapshot)
+    await publisher.start()
+    await becomes(index, chain, 3)
+    assert "publishing to the prefix index failed" in caplog.text
+    await publisher.close()
