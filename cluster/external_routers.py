@@ -69,7 +69,7 @@ class ExternalRouters:
 
     @property
     def addresses(self) -> RouterAddresses | None:
-        """Of one that took the last table, the same as long as it does so."""
+        """Of the first, in the order of addresses, that took the last table."""
         serving = [address for address, link in self._links.items() if link.serves]
         return RouterAddresses(admin=min(serving)) if serving else None
 
