@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+from prefix_index.connection import IndexConnection
 from prefix_index.index import RedisPrefixIndex
 from prefix_index.publisher import RedisIndexPublisher
 from tests.prefix_index.support import Worker, keys_left, names, until
@@ -235,16 +235,24 @@ async def test_closing_before_and_twice_is_harmless(url: str, namespace: str) ->
 
 
 async def test_a_defect_is_logged_and_publishing_goes_on(
-    index: RedisPrefixIndex, url: str, namespace: str, caplog: pytest.LogCaptureFixture
+    index: RedisPrefixIndex,
+    url: str,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = names(3)
-    snapshots: list[Any] = [5]  # not a sequence: what comes of it is no error that anybody expects
+    worker = Worker(url, namespace, "worker")
+    worker.blocks = dict.fromkeys(chain)
+    ping, failures = IndexConnection.ping, [RuntimeError("test")]
 
-    async def snapshot() -> Any:
-        return snapshots.pop() if snapshots else chain
+    async def fails_once(connection: IndexConnection) -> None:
+        if failures:
+            raise failures.pop()
+        await ping(connection)
 
-    publisher = RedisIndexPublisher(url, namespace, "worker", 1, snapshot)
-    await publisher.start()
+    monkeypatch.setattr(IndexConnection, "ping", fails_once)
+    await worker.start()
     await becomes(index, chain, 3)
     assert "publishing to the prefix index failed" in caplog.text
-    await publisher.close()
+    await worker.close()
