@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -67,7 +67,8 @@ async def build_requests(
     requests = []
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt.text}]
-        token_ids = yardstick.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        encoded: Any = yardstick.apply_chat_template(messages, add_generation_prompt=True)
+        token_ids: list[int] = encoded["input_ids"]
         own = await tokenizer.encode(template.render(messages), add_special_tokens=False)
         bars.require(list(own) == token_ids, f"{prompt.name}: the router tokenizes it otherwise")
         requests.append(EngineRequest(prompt.name, tuple(token_ids), greedy))

@@ -39,7 +39,7 @@ async def _router(folder: Path, workers: Sequence[worker_pb2.WorkerInfo]) -> Asy
     """A router process that knows the workers; yields its addresses by door."""
     addresses = folder / "addresses.json"
     config = RouterConfig(
-        router_id="bench", served_name="bench", model_dir=text_folder(folder / "model"), hash_model="bench",
+        router_id="bench", served_name="bench", model_dir=text_folder(folder / "model"),
         block_size=BLOCK_SIZE, max_model_len=4096, http_port=0, grpc_port=0, local_prefill_tokens=0,
         addresses_file=addresses, log_level="warning",
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class WorkerPlan:
         redis_url: of the prefix index.
         host: address to bind; empty for the node's own address.
         cpus: Ray CPUs to reserve.
+        resources: custom Ray resources to take.
         heartbeat_s: interval of reports.
         max_queue: requests admitted and not finished, at most.
         log_level: of the process.
@@ -43,6 +44,7 @@ class WorkerPlan:
     redis_url: str
     host: str
     cpus: float
+    resources: Mapping[str, float]
     heartbeat_s: float
     max_queue: int
     log_level: str
@@ -81,8 +83,9 @@ def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> lis
                 redis_url=redis_url,
                 host=host,
                 cpus=pool.cpus,
+                resources=pool.resources,
                 heartbeat_s=spec.health.heartbeat_s,
-                # The router bounds what is admitted; a worker must be able to take all of it.
+                # The routers bound what is admitted; a worker must be able to take all of it.
                 max_queue=spec.router.max_running,
                 log_level=spec.log.level,
                 log_format=spec.log.format,
@@ -106,7 +109,6 @@ def plan_router(
     workers: Sequence[worker_pb2.WorkerInfo],
     *,
     redis_url: str,
-    hash_model: str,
     addresses_file: Path,
 ) -> RouterConfig:
     """The router's settings; `workers` are all of the deployment's, started."""
@@ -114,7 +116,6 @@ def plan_router(
         router_id=f"{spec.name}-router-0",
         served_name=served_name(spec, model),
         model_dir=model.path,
-        hash_model=hash_model,
         block_size=spec.block_size,
         max_model_len=min(info.max_model_len for info in workers),
         host=spec.router.host,

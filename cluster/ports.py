@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 
@@ -29,6 +30,7 @@ def require_free(host: str, port: int, key: str) -> None:
         try:
             probe.bind(address)
         except OSError as error:
+            advice = "; 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
             raise PortInUseError(
-                f"{key}: port {port} of {host} cannot be used: {error.strerror}; 0 takes a free one"
+                f"{key}: port {port} of {host} cannot be used: {error.strerror}{advice}"
             ) from None

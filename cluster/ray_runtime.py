@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cluster.processes import ProcessId
 _NAMESPACE = "kvrelay"
 # No objects are passed through Ray; this is little more than its minimum.
 _OBJECT_STORE_BYTES = 100 << 20
+_CONNECT_S = 5.0
 
 
 class RayError(Exception):
@@ -54,6 +56,7 @@ class RayRuntime:
 
         Raises RayError.
         """
+        _require_listener(self._address)
         # Ray takes SIGTERM for itself, and would end this process in the middle of everything.
         handler = signal.getsignal(signal.SIGTERM)
         try:
@@ -83,6 +86,11 @@ class RayRuntime:
         url = context.dashboard_url or ""
         return RayInfo(ray.get_runtime_context().gcs_address, f"http://{url}" if url else "")
 
+    @property
+    def own_node_id(self) -> str:
+        """The node that this process is on. After `connect`."""
+        return str(ray.get_runtime_context().get_node_id())
+
     def create_worker(self, plan: WorkerPlan) -> Any:
         """Handle of a new actor for the plan. Raises RayError where its name is taken."""
         actor_class: Any = ray.remote(ACTOR_CLASSES[plan.role])
@@ -94,6 +102,7 @@ class RayRuntime:
             return actor_class.options(
                 name=plan.actor_name,
                 num_cpus=plan.cpus,
+                resources=dict(plan.resources),
                 max_restarts=-1,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": variables},
@@ -136,6 +145,17 @@ class RayRuntime:
     def prepare_agent(self, node_id: str) -> None:
         """Starts the node's agent ahead of need: a kill should not wait for a process to start."""
         self._agent(node_id)
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for over a minute, and leave its reasons in a log."""
+    host, _, port = address.rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise RayError(f"ray.address: cannot connect to {address}: {error}") from None
 
 
 def source_roots() -> list[str]:

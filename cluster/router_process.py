@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from cluster.backoff import Backoff
 from cluster.environment import inherited_environment
 from cluster.processes import ProcessId, identify
+from cluster.routers import FIRST_REPORTS_S, PUSH_INTERVAL_S, RouterAddresses, TablePush
 from cluster.tether import start_tethered
-from kvrelay.v1 import router_pb2, router_pb2_grpc, worker_pb2
+from kvrelay.v1 import router_pb2_grpc, worker_pb2
 from router.config import RouterConfig
 from telemetry.logs import fields
 
@@ -27,13 +28,8 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.05
-# A router whose workers are all away serves errors until they come: no reason to hold its start up for long.
-_FIRST_REPORTS_S = 15.0
-# The table is sent again now and then: a router that lost it, or was started by somebody else, recovers.
-_PUSH_INTERVAL_S = 2.0
-_PUSH_TIMEOUT_S = 5.0
 # So many unanswered pushes in a row mean that the router hangs.
-_HUNG_AFTER = 4
+_HUNG_AFTER = 3
 _LOG_TAIL_LINES = 8
 
 
@@ -41,17 +37,8 @@ class RouterStartError(Exception):
     """The router did not start; the message holds the end of its log."""
 
 
-class RouterAddresses(BaseModel):
-    """What the router writes once it listens: host:port of its three doors."""
-
-    http: str
-    grpc: str
-    admin: str
-    pid: int
-
-
 class RouterProcess:
-    """Keeps one router running until its task is cancelled.
+    """Keeps one router running until its task is cancelled. Implements `cluster.routers.Routers`.
 
     Args:
         config: its settings; `addresses_file` must be set.
@@ -87,11 +74,10 @@ class RouterProcess:
         self._config_path = run_dir / f"{config.router_id}.config.json"
         self._log_path = log_path
         self._python_path = python_path
-        self._workers = workers
+        self._table = TablePush(workers)
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._backoff = Backoff()
-        self._version = 0
         self._push_now = asyncio.Event()
 
     @property
@@ -181,22 +167,14 @@ class RouterProcess:
 
     async def _await_workers(self, process: asyncio.subprocess.Process, admin: str) -> None:
         """Tells it the workers; returns once it hears from all of them, or after a while without."""
-        deadline = time.monotonic() + _FIRST_REPORTS_S
+        deadline = time.monotonic() + FIRST_REPORTS_S
         async with grpc.aio.insecure_channel(admin) as channel:
             stub = router_pb2_grpc.RouterAdminStub(channel)
             while process.returncode is None and time.monotonic() < deadline:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await self._push(stub)
-                    status = await stub.Status(router_pb2.StatusRequest(), timeout=_PUSH_TIMEOUT_S)
-                    if len(status.workers) == len(self._workers()) and all(w.healthy for w in status.workers):
+                    if await self._table.heard_from_all(stub):
                         return
                 await asyncio.sleep(_POLL_S)
-
-    async def _push(self, stub: router_pb2_grpc.RouterAdminStub) -> None:
-        # Wall clock: a later supervisor's tables must win over an earlier one's.
-        self._version = max(self._version + 1, time.time_ns())
-        table = router_pb2.WorkerTable(version=self._version, workers=self._workers())
-        await stub.SetWorkers(table, timeout=_PUSH_TIMEOUT_S)
 
     def _log_tail(self, start: int) -> str:
         with self._log_path.open("rb") as log:
@@ -226,7 +204,7 @@ class RouterProcess:
             while unanswered < _HUNG_AFTER:
                 self._push_now.clear()
                 try:
-                    await self._push(stub)
+                    await self._table.push(stub)
                     unanswered = 0
                 except grpc.aio.AioRpcError as error:
                     unanswered += 1
@@ -234,7 +212,7 @@ class RouterProcess:
                     await asyncio.sleep(1.0)
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._push_now.wait(), _PUSH_INTERVAL_S)
+                    await asyncio.wait_for(self._push_now.wait(), PUSH_INTERVAL_S)
         return f"{_HUNG_AFTER} worker tables in a row were not taken"
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:

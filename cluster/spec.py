@@ -6,6 +6,7 @@ of errors, are `cluster.spec_loading`'s.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -17,6 +18,10 @@ from router.policies.registry import policy_names
 def _size(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
+
+# What Ray counts by itself; the spec has settings of its own for some.
+_RAY_OWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+_ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}")
 
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -38,7 +43,21 @@ class PoolSpec(_Section):
     cpus: float = Field(
         default=0.0, ge=0, description="Ray CPUs that each reserves; 0 lets Ray place it anywhere."
     )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="Custom Ray resources that each takes, so that only nodes that offer them get one.",
+    )
     kv_memory: Size | None = Field(default=None, description="Instead of the deployment's kv_memory.")
+
+    @field_validator("resources")
+    @classmethod
+    def _resources_that_ray_takes(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if not name or name in _RAY_OWN_RESOURCES:
+                raise ValueError(f"{name!r} is no custom resource")
+            if amount <= 0 or (amount > 1 and amount % 1):
+                raise ValueError(f"{name} needs a number above 0, and above 1 a whole one")
+        return value
 
 
 class DecodePoolSpec(PoolSpec):
@@ -58,6 +77,21 @@ class RouterSpec(_Section):
     max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
     max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
+    external: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        description=(
+            "host:port of the RouterAdmin of routers that run elsewhere, all addresses of each name: none is "
+            "started here, and of this section only max_running counts, the sum over all of them."
+        ),
+    )
+
+    @field_validator("external")
+    @classmethod
+    def _host_and_port(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for endpoint in value:
+            if not _ENDPOINT.fullmatch(endpoint) or int(endpoint.rpartition(":")[2]) > 65535:
+                raise ValueError(f"{endpoint!r} is not host:port")
+        return value
 
     @field_validator("policy")
     @classmethod
@@ -152,6 +186,13 @@ class DeploymentSpec(_Section):
     log: LogSpec = LogSpec()
     health: HealthSpec = HealthSpec()
     debug: DebugSpec = DebugSpec()
+
+    @model_validator(mode="after")
+    def _resources_can_be_had(self) -> DeploymentSpec:
+        for role, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.resources and not self.ray.address:
+                raise ValueError(f"{role}.resources needs ray.address: a Ray started here offers none")
+        return self
 
     @model_validator(mode="after")
     def _remote_prefill_possible(self) -> DeploymentSpec:

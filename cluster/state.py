@@ -28,6 +28,8 @@ class DeploymentState(BaseModel):
     """What the supervisor tells about its deployment. Written anew on each change; holds no secret.
 
     `phase` is "starting", "ready" or "stopping". Addresses are host:port, or URLs where the name says so.
+    Where `external_routers` names routers, `admin_address` is that of one of them and their other doors are
+    unknown here.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +42,7 @@ class DeploymentState(BaseModel):
     http_url: str = ""
     grpc_address: str = ""
     admin_address: str = ""
+    external_routers: tuple[str, ...] = ()
     redis_url: str = ""
     ray_address: str = ""
     dashboard_url: str = ""

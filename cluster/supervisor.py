@@ -1,7 +1,8 @@
 """Brings a deployment up, keeps it up, and takes it down without leaving a process behind.
 
-Order: embedded Redis (unless a URL is given), Ray, all workers at once, router. Each has a task that
-watches and restarts it; this module only orders them and writes the state file.
+Order: embedded Redis (unless a URL is given), Ray, all workers at once, router (unless routers that run
+elsewhere are named). Each has a task that watches and restarts it; this module only orders them and writes
+the state file.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cluster import embedded_redis
 from cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisError
 from cluster.environment import Environment, export
 from cluster.errors import SupervisorError
+from cluster.external_routers import ExternalRouters
 from cluster.guardian import Guardian
 from cluster.managed_worker import ManagedWorker, WorkerStartError
 from cluster.model_store.store import ModelEntry
@@ -24,7 +26,9 @@ from cluster.plan import plan_router, plan_workers, served_name
 from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
+from cluster.redis_check import RedisUnusableError, require_answer
 from cluster.router_process import RouterProcess, RouterStartError
+from cluster.routers import Routers
 from cluster.spec import DeploymentSpec
 from cluster.state import (
     DeploymentState,
@@ -34,7 +38,7 @@ from cluster.state import (
     remove_state,
     write_state,
 )
-from prefix_index.hashing import hash_model
+from kvrelay.v1 import worker_pb2
 from telemetry.logs import fields
 
 logger = logging.getLogger(__name__)
@@ -43,6 +47,7 @@ _START_ERRORS = (
     EmbeddedRedisError,
     PortInUseError,
     RayError,
+    RedisUnusableError,
     RouterStartError,
     StateFileError,
     OSError,
@@ -91,7 +96,7 @@ class Supervisor:
         self._redis: EmbeddedRedis | None = None
         self._redis_url = spec.redis.url
         self._workers: list[ManagedWorker] = []
-        self._router: RouterProcess | None = None
+        self._router: Routers | None = None
         self._guardian: Guardian | None = None
         self._owns_state = False
         self._troubles: dict[str, str] = {}
@@ -106,9 +111,10 @@ class Supervisor:
             supervisor=_record("supervisor", os.getpid()),
             phase=self._phase,
             served_name=served_name(self._spec, self._model),
-            http_url=f"http://{addresses.http}" if addresses else "",
+            http_url=f"http://{addresses.http}" if addresses and addresses.http else "",
             grpc_address=addresses.grpc if addresses else "",
             admin_address=addresses.admin if addresses else "",
+            external_routers=self._spec.router.external,
             redis_url="" if self._spec.redis.url else self._redis_url,
             ray_address=self._ray.address if self._ray else "",
             dashboard_url=self._ray.dashboard_url if self._ray else "",
@@ -130,12 +136,16 @@ class Supervisor:
     async def _start(self) -> DeploymentState:
         spec = self._spec
         self._claim_name()
-        require_free(spec.router.host, spec.router.http_port, "router.http_port")
-        require_free(spec.router.host, spec.router.grpc_port, "router.grpc_port")
+        if not spec.router.external:
+            require_free(spec.router.host, spec.router.http_port, "router.http_port")
+            require_free(spec.router.host, spec.router.grpc_port, "router.grpc_port")
         export(INSTANCE_VARIABLE, self._instance)
         self._guardian = Guardian(self._instance)
         self._save()
-        if not spec.redis.url:
+        if spec.redis.url:
+            self._reporter.begin("Connecting to Redis")
+            await asyncio.to_thread(require_answer, spec.redis.url)
+        else:
             self._reporter.begin("Starting Redis")
             self._redis = await asyncio.to_thread(embedded_redis.start, self._log_dir / "redis.log")
             self._redis_url = self._redis.url
@@ -145,6 +155,7 @@ class Supervisor:
         self._ray = self._runtime.connect()
         self._save()
         await self._start_workers()
+        self._require_reachable_redis()
         await self._start_router()
         self._phase = "ready"
         self._save()
@@ -240,30 +251,49 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
 
+    def _require_reachable_redis(self) -> None:
+        """The embedded server is on the loopback address: without this, far workers' blocks go unseen."""
+        here = self._runtime.own_node_id
+        far = [w.plan.worker_id for w in self._workers if w.started is not None and w.started.node_id != here]
+        if self._redis is not None and far:
+            raise SupervisorError(
+                f"redis.url: {', '.join(far)} run on other machines, which cannot reach the embedded Redis; "
+                "name a Redis that they reach"
+            )
+
     async def _start_router(self) -> None:
-        infos = [worker.info for worker in self._workers if worker.info is not None]
+        infos = self._serving()
         if len(infos) < len(self._workers):
             raise SupervisorError("a worker was lost while the deployment started")
-        identity = infos[0].identity
+        external = self._spec.router.external
+        if external:
+            self._reporter.begin(f"Looking for routers at {', '.join(external)}")
+            self._router = ExternalRouters(external, workers=self._serving, on_change=self._changed)
+        else:
+            self._reporter.begin("Starting the router")
+            self._router = self._own_router(infos)
+        await self._router.start()
+
+    def _own_router(self, workers: Sequence[worker_pb2.WorkerInfo]) -> RouterProcess:
         run_dir = self._environment.run_dir
         config = plan_router(
             self._spec,
             self._model,
-            infos,
+            workers,
             redis_url=self._redis_url,
-            hash_model=hash_model(identity.model, identity.revision),
             addresses_file=run_dir / f"{self._spec.name}.router-addresses",
         )
-        self._router = RouterProcess(
+        return RouterProcess(
             config,
             run_dir=run_dir,
             log_path=self._log_dir / "router.log",
             python_path=self._python_path,
-            workers=lambda: [worker.info for worker in self._workers if worker.info is not None],
+            workers=self._serving,
             on_change=self._changed,
         )
-        self._reporter.begin("Starting the router")
-        await self._router.start()
+
+    def _serving(self) -> list[worker_pb2.WorkerInfo]:
+        return [worker.info for worker in self._workers if worker.info is not None]
 
     async def _drain_workers(self) -> None:
         timeout_s = self._spec.health.drain_timeout_s
@@ -299,7 +329,10 @@ class Supervisor:
             for name, trouble in troubles.items():
                 if trouble == self._troubles.get(name, ""):
                     continue
-                self._reporter.note(f"{name}: {trouble}; restarting" if trouble else f"{name} serves again")
+                # Routers that run elsewhere are for others to restart.
+                ours = name != "router" or not self._spec.router.external
+                healing = "; restarting" if ours else ""
+                self._reporter.note(f"{name}: {trouble}{healing}" if trouble else f"{name} serves again")
         self._troubles = troubles
 
     def _save(self) -> None:

@@ -31,7 +31,7 @@ class PrefillChannels:
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        return prefill_pb2_grpc.PrefillStub(channel)  # type: ignore[no-untyped-call]
+        return prefill_pb2_grpc.PrefillStub(channel)
 
     def drop(self, endpoint: str) -> None:
         """Forgets an endpoint whose process is gone; what still uses the channel ends with an error."""

@@ -28,6 +28,11 @@ class Answer:
     num_sent: int = 0
     ended_at: float | None = None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Request id and attempt."""
+        return self.request_id, self.attempt
+
     def take(self) -> decode_pb2.TokenEvent | None:
         """The tokens that were not sent yet, as one event."""
         if self.num_sent == len(self.token_ids):
@@ -59,21 +64,26 @@ class Outbox:
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._changed: dict[int, Answer] = {}
-        self._unsure: dict[int, Answer] = {}
+        self._changed: dict[tuple[str, int], Answer] = {}
+        self._unsure: dict[tuple[str, int], Answer] = {}
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
         """Answers kept."""
         return len(self._unsure)
 
+    def has_end(self, request_id: str, attempt: int) -> bool:
+        """Whether an attempt has ended and its end may have to be sent again."""
+        answer = self._unsure.get((request_id, attempt))
+        return answer is not None and answer.end is not None
+
     def open(self, answer: Answer) -> None:
         """An attempt begins."""
-        self._unsure[id(answer)] = answer
+        self._unsure[answer.key] = answer
 
     def changed(self, answer: Answer) -> None:
         """Its tokens or its end are to be sent."""
-        self._changed[id(answer)] = answer
+        self._changed[answer.key] = answer
         self._wake.set()
 
     def wake(self) -> None:

@@ -68,10 +68,16 @@ class RequestTable:
     # What routers say.
 
     def submit(self, session: RouterSession, submit: decode_pb2.Submit) -> None:
-        """Takes a request in; a refusal is its end. The attempt that is here already goes on as it is."""
+        """Takes a request in; a refusal is its end.
+
+        A router that comes back may say again what it said before: an attempt that is here goes on as it is,
+        and the end of one that is over is sent again anyway.
+        """
         work = submit.request
         known = self._by_request.get(work.request_id)
         if known is not None and known.work.attempt == work.attempt:
+            return
+        if session.outbox.has_end(work.request_id, work.attempt):
             return
         sequence = engine_request(work)
         answer = Answer(work.request_id, work.attempt, first_index=len(work.resumed_token_ids))

@@ -59,7 +59,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""
-        decode_pb2_grpc.add_DecodeServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
 
     # What the rest of the worker says and asks.
 

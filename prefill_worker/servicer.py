@@ -73,7 +73,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""
-        prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
 
     # What the engine says.
 

@@ -104,8 +104,7 @@ class Router:
             raise ConfigError("policy", str(error)) from error
         self.serving = Serving(model, self._core.dispatcher)
         metrics = DoorMetrics(self._core.metrics.registry)
-        fingerprint_of = f"{package_version()} {config.served_name} {config.hash_model}"
-        app = create_app(self.serving, metrics, keys, config.max_body_bytes, fingerprint_of)
+        app = create_app(self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of)
         inference = InferenceDoor(self.serving, metrics)
         with _setting("grpc_port"):
             self._rpc: RpcServer = inference_server(
@@ -155,6 +154,9 @@ class Router:
         await asyncio.gather(self._http.stop(_LAST_GRACE_S), self._rpc.stop(_LAST_GRACE_S))
         await self._core.close()
         await self._admin.stop(0)
+
+    def _fingerprint_of(self) -> str:
+        return f"{package_version()} {self._config.served_name} {self._core.table.hash_model}"
 
     async def _watch_readiness(self) -> None:
         known: bool | None = None

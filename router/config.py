@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import uuid
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def _unique_name() -> str:
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
 
 class RouterConfig(BaseModel):
@@ -12,11 +18,14 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    router_id: str = Field(description="Unique name of this router.")
+    router_id: str = Field(
+        default_factory=_unique_name,
+        min_length=1,
+        description="Unique name of this router; by default the host's, with a random part.",
+    )
     served_name: str = Field(description="Model name that clients use.")
     model_dir: Path = Field(description="Hugging Face folder: tokenizer, chat template, config.")
-    hash_model: str = Field(description="Model part of the block hash, equal to the workers' own.")
-    block_size: int = Field(ge=1, description="Tokens in a KV block.")
+    block_size: int = Field(ge=1, description="Tokens in a KV block, equal to the workers' own.")
     max_model_len: int = Field(ge=1, description="Tokens of prompt and answer together.")
     host: str = Field(default="127.0.0.1", description="Address of both doors.")
     http_port: int = Field(default=8000, ge=0, le=65535, description="OpenAI HTTP; 0 takes a free one.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from prefix_index.hashing import ChainHasher
 from router.admission import AdmissionQueue
 from router.background import BackgroundTasks
 from router.config import RouterConfig
@@ -43,7 +42,7 @@ class ClusterDispatcher:
         metrics.queued.set_function(lambda: self._queue.queued)
         metrics.running.set_function(lambda: self._queue.running)
         self._services = Services(
-            placer=Placer(table, gate, policy, ChainHasher(config.hash_model, config.block_size)),
+            placer=Placer(table, gate, policy),
             metrics=metrics,
             background=self._background,
             max_attempts=config.max_attempts,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from prefix_index.hashing import ChainHasher
 from prefix_index.index import IndexMatch
 from router.index_gate import IndexGate
 from router.policies.base import NoWorkerError, RoutingPolicy, RoutingRequest, WorkerView
@@ -64,16 +63,12 @@ class Placer:
         table: the workers.
         gate: the prefix index.
         policy: chooses.
-        hasher: names the context's blocks.
     """
 
-    def __init__(
-        self, table: WorkerTable, gate: IndexGate, policy: RoutingPolicy, hasher: ChainHasher
-    ) -> None:
+    def __init__(self, table: WorkerTable, gate: IndexGate, policy: RoutingPolicy) -> None:
         self._table = table
         self._gate = gate
         self._policy = policy
-        self._hasher = hasher
 
     async def place(
         self,
@@ -99,14 +94,19 @@ class Placer:
             NoWorkerError: a role is still missing after `wait_s`.
         """
         clock = time.monotonic
+        hasher = self._table.hasher
         began = clock()
-        names = self._hasher.chain(context, cache_salt)
+        names = hasher.chain(context, cache_salt)
         tie_break = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little")
-        request = RoutingRequest(len(context), self._hasher.block_size, fixed_decode, tie_break)
+        request = RoutingRequest(len(context), hasher.block_size, fixed_decode, tie_break)
         give_up_at = began + wait_s
         choosing_s = clock() - began
         while True:
             began = clock()
+            if hasher is not self._table.hasher:
+                # Workers of another model revision took over while this request waited.
+                hasher = self._table.hasher
+                names = hasher.chain(context, cache_salt)
             match = await self._gate.match(names)
             try:
                 choice = self._choose(request, match, ticket_holder)

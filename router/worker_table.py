@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Iterable
 
 from kvrelay.v1 import router_pb2, worker_pb2
-from prefix_index.hashing import HASH_VERSION
+from prefix_index.hashing import HASH_VERSION, ChainHasher, hash_model
 from router.worker_link import WorkerLink
 from telemetry.logs import fields
 
@@ -15,6 +17,10 @@ _logger = logging.getLogger(__name__)
 
 class WorkerTable:
     """Links by worker id, for the newest table that was set.
+
+    All workers in use serve one revision of one model, which the router learns from them: the one in use for
+    as long as the table names a worker that has it, then the one that most workers have. So while a
+    deployment moves to another revision, the new workers are refused until the last of the old is gone.
 
     Args:
         router_id: this router's name.
@@ -25,10 +31,21 @@ class WorkerTable:
     def __init__(self, router_id: str, heartbeat_timeout_s: float, block_size: int) -> None:
         self._router_id = router_id
         self._timeout_s = heartbeat_timeout_s
-        self._block_size = block_size
+        self._hasher = ChainHasher("", block_size)
+        self._hash_model = ""
         self._version = 0
         self._links: dict[str, WorkerLink] = {}
         self._changed = asyncio.Event()
+
+    @property
+    def hash_model(self) -> str:
+        """Model and revision of the workers in use; empty before the first."""
+        return self._hash_model
+
+    @property
+    def hasher(self) -> ChainHasher:
+        """Names blocks as the workers in use do. Another object once they do it otherwise."""
+        return self._hasher
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -52,11 +69,13 @@ class WorkerTable:
         if table.version < self._version:
             return False
         self._version = table.version
+        self._learn_model(table.workers)
         old = self._links
         self._links = {}
         for info in table.workers:
             link = old.get(info.worker_id)
             if link is not None and _process_of(link.info) == _process_of(info):
+                link.refusal = self._refusal(info)
                 self._links[info.worker_id] = old.pop(info.worker_id)
             else:
                 self._links[info.worker_id] = self._open(info)
@@ -97,10 +116,27 @@ class WorkerTable:
         link.start()
         return link
 
+    def _learn_model(self, workers: Iterable[worker_pb2.WorkerInfo]) -> None:
+        counts = Counter(_model_of(info) for info in workers if not self._hash_refusal(info))
+        if not counts or self._hash_model in counts:
+            return
+        # By name where counts are equal, so that routers which start at the same moment agree.
+        self._hash_model = min(counts, key=lambda model: (-counts[model], model))
+        self._hasher = ChainHasher(self._hash_model, self._hasher.block_size)
+        _logger.info("serving model", extra=fields(hash_model=self._hash_model))
+
     def _refusal(self, info: worker_pb2.WorkerInfo) -> str:
         """Why the names that this router gives to blocks would not be the worker's; empty where they are."""
-        if info.identity.block_size != self._block_size:
-            return f"its blocks hold {info.identity.block_size} tokens, the router's {self._block_size}"
+        if refusal := self._hash_refusal(info):
+            return refusal
+        if _model_of(info) != self._hash_model:
+            return f"it serves {_model_of(info)}, the workers in use {self._hash_model}"
+        return ""
+
+    def _hash_refusal(self, info: worker_pb2.WorkerInfo) -> str:
+        block_size = self._hasher.block_size
+        if info.identity.block_size != block_size:
+            return f"its blocks hold {info.identity.block_size} tokens, the router's {block_size}"
         if info.identity.hash_version != HASH_VERSION:
             return f"its block hash has version {info.identity.hash_version}, the router's {HASH_VERSION}"
         return ""
@@ -108,6 +144,10 @@ class WorkerTable:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _model_of(info: worker_pb2.WorkerInfo) -> str:
+    return hash_model(info.identity.model, info.identity.revision)
 
 
 def _process_of(info: worker_pb2.WorkerInfo) -> tuple[int, str, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 
 from engine.api import EngineRequest, SamplingParams
 from kvrelay.v1 import common_pb2, worker_pb2
+
+_serial = itertools.count()
 
 
 def sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
@@ -28,20 +31,16 @@ def sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
 def engine_request(message: worker_pb2.WorkRequest) -> EngineRequest:
     """The engine's form of one request.
 
-    Its id is made of request id and attempt, so that a new attempt never meets what is left of an old one.
+    Its id is new at each call, for the same attempt too: what the engine still says of a sequence that has
+    been ended must never be taken for another's.
     """
     return EngineRequest(
-        request_id=engine_id(message.request_id, message.attempt),
+        request_id=f"{message.request_id}/{message.attempt}/{next(_serial)}",
         prompt_token_ids=tuple(message.prompt_token_ids),
         resumed_token_ids=tuple(message.resumed_token_ids),
         sampling=sampling_params(message.sampling),
         cache_salt=message.cache_salt,
     )
-
-
-def engine_id(request_id: str, attempt: int) -> str:
-    """Id under which the engine knows one attempt of a request."""
-    return f"{request_id}/{attempt}"
 
 
 def at_deadline(deadline_unix_ms: int, action: Callable[[], None]) -> asyncio.TimerHandle | None:

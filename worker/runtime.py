@@ -43,6 +43,7 @@ _SERVER_OPTIONS = (
 )
 _STOP_GRACE_S = 0.5
 _SCRAPE_TIMEOUT_S = 5.0
+_FAREWELL_S = 0.2
 
 _ROLE_NAMES = {worker_pb2.WORKER_ROLE_PREFILL: "prefill", worker_pb2.WORKER_ROLE_DECODE: "decode"}
 
@@ -114,6 +115,7 @@ class WorkerRuntime:
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._publisher: RedisIndexPublisher | None = None
+        self._failing = False
         self._background: set[asyncio.Task[None]] = set()
 
     async def serve(self, service: RoleService, register: Callable[[grpc.aio.Server], None]) -> None:
@@ -142,7 +144,7 @@ class WorkerRuntime:
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)
-        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register(server)
         self.host.start()
@@ -265,12 +267,18 @@ class WorkerRuntime:
             self._on_failure(error)
 
     def _on_failure(self, error: BaseException) -> None:
-        if self.failed.done():
+        if self._failing:
             return
-        self.failed.set_result(error)
+        self._failing = True
         reason = f"the worker has failed: {error!r}"
         logger.critical(reason, exc_info=error, extra=fields(worker_id=self.config.worker_id))
         self.admission.close(reason)
         if self._service is not None:
             self._service.fail_all(reason)
-        self.spawn(self.set_serving(False))
+        self.spawn(self._tell_failure(error))
+
+    async def _tell_failure(self, error: BaseException) -> None:
+        await self.set_serving(False)
+        # Whoever waits for `failed` ends the process: first the last messages go out.
+        await asyncio.sleep(_FAREWELL_S)
+        self.failed.set_result(error)

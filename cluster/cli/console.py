@@ -64,6 +64,10 @@ class StepReporter:
         """The running step is done."""
         self._finish(done=True)
 
+    def failed(self) -> None:
+        """The running step has failed."""
+        self._finish(done=False)
+
     def model_progress(self, message: str, fraction: float | None = None) -> None:
         """Progress of the model store: each of its stages is a step."""
         if message != self._step:
@@ -75,6 +79,7 @@ class StepReporter:
         if self._status is not None:
             self._status.stop()
             self._status = None
-        if self._step and done:
-            ERR.print(f"[green]✓[/] {escape(self._step)} [dim]{time.monotonic() - self._began:.1f} s[/]")
+        if self._step:
+            mark = "[green]✓[/]" if done else "[red]✗[/]"
+            ERR.print(f"{mark} {escape(self._step)} [dim]{time.monotonic() - self._began:.1f} s[/]")
         self._step = ""

@@ -9,11 +9,9 @@ import typer
 
 from cluster.cli import options
 from cluster.cli.console import OUT
-from cluster.cli.serve import serve
+from cluster.cli.serve import Served, print_addresses, serve
 from cluster.cli.timeline import print_timeline
-from cluster.spec import DeploymentSpec
 from cluster.spec_loading import Override
-from cluster.state import DeploymentState
 from kvrelay import AsyncClient, Message
 
 _PROMPT = "Why do large language models need a KV cache? Explain it to a curious child in a few sentences."
@@ -38,12 +36,13 @@ def demo(
     serve(None, overrides, partial(_ask, prompt, once))
 
 
-async def _ask(prompt: str, once: bool, spec: DeploymentSpec, state: DeploymentState) -> bool:
+async def _ask(prompt: str, once: bool, served: Served) -> bool:
+    OUT.print()
     OUT.print("[bold]Prompt:[/]", end=" ")
     OUT.print(prompt, markup=False)
     OUT.print("[bold]Answer:[/]", end=" ")
     async with (
-        AsyncClient(state.grpc_address, api_key=spec.router.api_key or None) as client,
+        AsyncClient(served.state.grpc_address, api_key=served.spec.router.api_key or None) as client,
         client.stream(
             messages=[Message("user", prompt)], max_tokens=_MAX_TOKENS, temperature=0.0, trace=True
         ) as stream,
@@ -53,4 +52,6 @@ async def _ask(prompt: str, once: bool, spec: DeploymentSpec, state: DeploymentS
             OUT.file.flush()
         OUT.print()
         print_timeline(OUT, await stream.result())
+    if not once:
+        print_addresses(served)
     return not once

@@ -39,6 +39,8 @@ def find_running(name: str) -> DeploymentState:
 def find_ready(name: str) -> DeploymentState:
     """As `find_running`, and it serves."""
     state = find_running(name)
+    if state.external_routers:
+        fail(f"the deployment named {name!r} has routers that run elsewhere: ask one of them directly")
     if not state.grpc_address:
         fail(f"the deployment named {name!r} is {state.phase}: its router does not serve now")
     return state

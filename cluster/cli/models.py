@@ -18,7 +18,9 @@ app = typer.Typer(no_args_is_help=True, help="Import models and list them.")
 def import_(
     source: Annotated[
         str,
-        typer.Argument(help="Hugging Face folder, hub id (owner/name), or GGUF file.", show_default=False),
+        typer.Argument(
+            help="Hugging Face folder, hub id (owner/name), GGUF file or demo.", show_default=False
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="What to call it. Default: after the source.", show_default=False)

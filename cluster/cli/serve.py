@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -24,7 +25,17 @@ from engine.models.errors import ModelError
 from kvrelay import KvrelayError
 from telemetry import logs
 
-WhenReady = Callable[[DeploymentSpec, DeploymentState], Awaitable[bool]]
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A deployment that serves: what was asked for, what came of it, and the file of Ray's token, if any."""
+
+    spec: DeploymentSpec
+    state: DeploymentState
+    token: Path | None
+
+
+WhenReady = Callable[[Served], Awaitable[bool]]
 """Called once the deployment serves; True goes on serving, False stops."""
 
 
@@ -78,10 +89,13 @@ async def _serve(
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            state = starting.result()
+            try:
+                state = starting.result()
+            except SupervisorError:
+                reporter.failed()
+                raise
             reporter.done()
-            print_addresses(spec, state, token)
-            await _run(supervisor.run(stop), when_ready(spec, state), stop)
+            await _run(supervisor.run(stop), when_ready(Served(spec, state, token)), stop)
     finally:
         for task in (starting, stopping):
             task.cancel()
@@ -104,27 +118,32 @@ async def _run(supervision: Awaitable[None], greeting: Awaitable[bool], stop: as
         await asyncio.gather(running, greeted, return_exceptions=True)
 
 
-def print_addresses(spec: DeploymentSpec, state: DeploymentState, token: Path | None) -> None:
+def print_addresses(served: Served) -> None:
     """Where everything is, with a request to try."""
+    spec, state, token = served.spec, served.state, served.token
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("OpenAI endpoint", f"{state.http_url}/v1")
-    table.add_row("gRPC", state.grpc_address)
+    if state.external_routers:
+        table.add_row("Routers", ", ".join(state.external_routers))
+    else:
+        table.add_row("OpenAI endpoint", f"{state.http_url}/v1")
+        table.add_row("gRPC", state.grpc_address)
+        table.add_row("Metrics", f"{state.http_url}/metrics")
     if state.dashboard_url:
         asks = f"  (asks for the token in {token})" if token else ""
         table.add_row("Ray dashboard", state.dashboard_url + asks)
     if not spec.ray.address and token is None:
         table.add_row("", "Ray asks for no token: whoever reaches its ports on this machine can run code")
-    table.add_row("Metrics", f"{state.http_url}/metrics")
     table.add_row("Logs", str(state.log_dir))
     OUT.print()
     OUT.print(f"[bold green]{state.served_name}[/] is served. Ctrl-C stops it.")
     OUT.print(table)
     OUT.print()
-    # Whole and without markup: it is there to be copied.
-    OUT.print(curl_line(state), markup=False)
-    OUT.print()
+    if not state.external_routers:
+        # Whole and without markup: it is there to be copied.
+        OUT.print(curl_line(state), markup=False)
+        OUT.print()
 
 
 def curl_line(state: DeploymentState) -> str:

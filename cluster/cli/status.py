@@ -73,6 +73,7 @@ def as_dict(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> d
         "model": state.served_name,
         "openai_url": f"{state.http_url}/v1" if state.http_url else "",
         "grpc_address": state.grpc_address,
+        "admin_address": state.admin_address,
         "dashboard_url": state.dashboard_url,
         "processes": [process.model_dump() for process in (state.supervisor, *state.processes)],
         "router": None,
@@ -131,7 +132,8 @@ def _worker_dict(worker: router_pb2.WorkerStatus) -> dict[str, object]:
 
 def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> RenderableType:
     """The status as a table."""
-    head = f"[bold]{state.name}[/]: {state.served_name}, {state.phase}, {state.http_url or 'no router'}"
+    door = state.http_url or state.admin_address or "no router"
+    head = f"[bold]{state.name}[/]: {state.served_name}, {state.phase}, {door}"
     if answer is None:
         return Group(head, "the router does not serve now")
     load = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from cluster.cli import options
-from cluster.cli.serve import serve
-from cluster.spec import DeploymentSpec
-from cluster.state import DeploymentState
+from cluster.cli.serve import Served, print_addresses, serve
 
 
-async def _go_on(spec: DeploymentSpec, state: DeploymentState) -> bool:
+async def _announce(served: Served) -> bool:
+    print_addresses(served)
     return True
 
 
@@ -52,4 +51,4 @@ def up(
         force_remote_prefill=force_remote_prefill,
         api_key=api_key,
     )
-    serve(spec, overrides, _go_on)
+    serve(spec, overrides, _announce)

@@ -62,10 +62,10 @@ def resolve(model: str, home: Path, progress: Progress) -> ModelEntry:
 
 
 def import_model(source: str, home: Path, progress: Progress, name: str | None = None) -> ModelEntry:
-    """Brings a model into the home folder: a Hugging Face folder, a GGUF file or a hub id.
+    """Brings a model into the home folder: a Hugging Face folder, a GGUF file, a hub id or the demo.
 
     Args:
-        source: path or hub id.
+        source: path, hub id or `demo`.
         home: the store's home folder.
         progress: told of what is going on.
         name: how the model is to be called; by default as the folder, the file or the hub id.
@@ -73,6 +73,8 @@ def import_model(source: str, home: Path, progress: Progress, name: str | None =
     Raises:
         ModelError: unknown source, a name that is taken or not allowed, or a model that cannot be served.
     """
+    if source == DEMO and name is None:
+        return resolve(DEMO, home, progress)
     path = Path(source).expanduser()
     if path.is_dir():
         return _add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -65,13 +65,13 @@ class HttpDoor:
     Args:
         serving: the shared request path.
         max_body_bytes: largest body.
-        fingerprint_of: text that changes when the same seed may give another answer.
+        fingerprint_of: gives a text that changes when the same seed may give another answer.
     """
 
-    def __init__(self, serving: Serving, max_body_bytes: int, fingerprint_of: str) -> None:
+    def __init__(self, serving: Serving, max_body_bytes: int, fingerprint_of: Callable[[], str]) -> None:
         self._serving = serving
         self._max_body_bytes = max_body_bytes
-        self._fingerprint = "fp_" + hashlib.sha256(fingerprint_of.encode()).hexdigest()[:12]
+        self._fingerprint_of = fingerprint_of
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a chat, through the model's own chat template."""
@@ -87,9 +87,8 @@ class HttpDoor:
         return parse_object(await read_body(request, self._max_body_bytes))
 
     def _envelope(self, request: Request) -> Envelope:
-        return Envelope(
-            request.state.request_id, int(time.time()), self._serving.model.name, self._fingerprint
-        )
+        fingerprint = "fp_" + hashlib.sha256(self._fingerprint_of().encode()).hexdigest()[:12]
+        return Envelope(request.state.request_id, int(time.time()), self._serving.model.name, fingerprint)
 
     async def _generate(
         self, request: Request, body: ChatCompletionRequest | CompletionRequest, form: AnswerFormat
@@ -226,7 +225,11 @@ class RouterApi(FastAPI):
 
 
 def create_app(
-    serving: Serving, metrics: DoorMetrics, keys: ApiKeys, max_body_bytes: int, fingerprint_of: str
+    serving: Serving,
+    metrics: DoorMetrics,
+    keys: ApiKeys,
+    max_body_bytes: int,
+    fingerprint_of: Callable[[], str],
 ) -> FastAPI:
     """The application, for an ASGI server.
 
@@ -235,7 +238,7 @@ def create_app(
         metrics: its registry is what `/metrics` shows.
         keys: API keys.
         max_body_bytes: largest body.
-        fingerprint_of: text behind `system_fingerprint`.
+        fingerprint_of: gives the text behind `system_fingerprint`.
     """
     app = RouterApi(
         title="kvrelay",

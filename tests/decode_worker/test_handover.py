@@ -81,6 +81,19 @@ async def test_blocks_that_are_here_already_are_not_read(model_dir: Path) -> Non
         await pair.quiet()
 
 
+async def test_a_context_that_is_here_already_needs_no_read(model_dir: Path) -> None:
+    """Whole blocks, all of them prefix hits: only the first token comes over."""
+    async with worker_pair(model_dir) as pair:
+        for name in ("first", "second"):
+            request = work_request(name, prompt(96))
+            reply = pair.router.submit(request, await _start(pair, request))
+            end = await pair.router.end_of(reply)
+            assert reply.tokens == aggregated_tokens(model_dir, request)
+        assert end.timeline.transfer_bytes == 0
+        assert reply.cached_tokens == 95
+        await pair.quiet()
+
+
 async def test_resumed_tokens_are_context_and_count(model_dir: Path) -> None:
     whole = aggregated_tokens(model_dir, work_request("whole", prompt(40), max_tokens=12))
     async with worker_pair(model_dir) as pair:

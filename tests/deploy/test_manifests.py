@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
-from tests.architecture.source import ROOT
 from tests.deploy.crd_schema import load_strict
+from tests.deploy.manifests import (
+    BASE,
+    CORE,
+    DOCUMENTS,
+    NOT_MANIFESTS,
+    RAY,
+    containers_of,
+    mounts,
+    pod_templates,
+)
 
-BASE = ROOT / "deploy/k8s/base"
 CRD = Path(__file__).with_name("raycluster-v1.7.0.schema.json")
-NOT_MANIFESTS = {"kustomization.yaml", "spec.yaml"}
-Document = dict[str, Any]
-
-
-def _documents() -> Iterator[tuple[str, Document]]:
-    for path in sorted(BASE.glob("*.yaml")):
-        if path.name not in NOT_MANIFESTS:
-            for document in yaml.safe_load_all(path.read_text()):
-                yield f"{path.stem}-{document['kind']}-{document['metadata']['name']}", document
-
-
-DOCUMENTS = dict(_documents())
-CORE = {name: doc for name, doc in DOCUMENTS.items() if "ray.io" not in doc["apiVersion"]}
-RAY = {name: doc for name, doc in DOCUMENTS.items() if "ray.io" in doc["apiVersion"]}
-
-
-def _pod_templates(document: Document) -> list[Document]:
-    spec = document["spec"]
-    if document["kind"] == "Deployment":
-        return [spec["template"]]
-    if document["kind"] == "RayCluster":
-        return [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
-    return []
 
 
 @pytest.mark.parametrize("name", sorted(CORE))
@@ -68,8 +51,8 @@ def test_kustomization_lists_every_file() -> None:
     kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     manifests = {path.name for path in BASE.glob("*.yaml")} - NOT_MANIFESTS
     assert set(kustomization["resources"]) == manifests
-    for name in kustomization["configMapGenerator"][0]["files"]:
-        assert (BASE / name).is_file()
+    files = [*kustomization["configMapGenerator"][0]["files"], *kustomization["configurations"]]
+    assert all((BASE / name).is_file() for name in files)
 
 
 def test_services_find_pods_and_ports() -> None:
@@ -81,7 +64,7 @@ def test_services_find_pods_and_ports() -> None:
         pods = [
             pod
             for deployment in deployments
-            for pod in _pod_templates(deployment)
+            for pod in pod_templates(deployment)
             if selector.items() <= pod["metadata"]["labels"].items()
         ]
         assert len(pods) == 1, service["metadata"]["name"]
@@ -96,13 +79,12 @@ def test_deployments_select_their_own_pods() -> None:
             assert document["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-@pytest.mark.parametrize("name", sorted(name for name, doc in DOCUMENTS.items() if _pod_templates(doc)))
+@pytest.mark.parametrize("name", sorted(name for name, doc in DOCUMENTS.items() if pod_templates(doc)))
 def test_containers_are_bounded_and_unprivileged(name: str) -> None:
-    for template in _pod_templates(DOCUMENTS[name]):
+    for template in pod_templates(DOCUMENTS[name]):
         spec = template["spec"]
-        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        for container in containers_of(spec):
             assert container["resources"]["limits"]["memory"]
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-            mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
-            assert mounts <= {volume["name"] for volume in spec.get("volumes", [])}
+            assert {*mounts(container).values()} <= {volume["name"] for volume in spec.get("volumes", [])}

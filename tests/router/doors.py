@@ -65,7 +65,7 @@ async def open_doors(
     """Serves until the block ends."""
     serving = Serving(served_model(folder), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
-    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, "test")
+    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test")
     http = HttpServer(app, "127.0.0.1", 0)
     door = InferenceDoor(serving, metrics)
     rpc = inference_server("127.0.0.1", 0, door, ApiKeys(keys), MAX_BODY_BYTES)

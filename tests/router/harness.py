@@ -27,7 +27,6 @@ def config(**changes: Any) -> RouterConfig:
         "router_id": "router-0",
         "served_name": "fake",
         "model_dir": Path(),
-        "hash_model": "fake",
         "block_size": BLOCK_SIZE,
         "max_model_len": 1000,
         "heartbeat_timeout_s": 2.0,

@@ -39,7 +39,6 @@ def write_config(folder: Path, **changes: Any) -> Path:
         "router_id": "router-0",
         "served_name": "fake",
         "model_dir": str(text_folder(folder / "model")),
-        "hash_model": "fake",
         "block_size": 4,
         "max_model_len": 1000,
         "http_port": 0,

@@ -8,7 +8,9 @@ import pytest
 
 from kvrelay.v1 import router_pb2, worker_pb2
 from kvrelay.v1.router_pb2_grpc import RouterAdminStub, add_RouterAdminServicer_to_server
-from tests.router.harness import PROMPT, Harness, ScriptedIndex, eventually
+from prefix_index.hashing import ChainHasher
+from router.worker_table import WorkerTable
+from tests.router.harness import BLOCK_SIZE, PROMPT, Harness, ScriptedIndex, eventually
 from tests.support.fake_workers import FakeDecodeWorker, FakePrefillWorker, PrefillScript, answer_tokens
 
 
@@ -96,6 +98,58 @@ async def test_a_worker_whose_blocks_have_other_names_is_refused(router: Harness
     assert not link.available
     assert str(getattr(identity, field)) in link.refusal
     assert not next(w for w in router.core.admin.status().workers if w.info.worker_id == "decode-0").healthy
+
+
+async def test_blocks_are_named_as_the_workers_name_them() -> None:
+    index = ScriptedIndex()
+    workers = [FakePrefillWorker("prefill-0")], [FakeDecodeWorker("decode-0")]
+    for worker in (*workers[0], *workers[1]):
+        worker.info.identity.revision = "abc"
+    async with Harness(*workers, index=index) as router:
+        assert router.core.table.hash_model == "fake@abc"
+        await router.run()
+    assert index.chains[-1] == ChainHasher("fake@abc", BLOCK_SIZE).chain(PROMPT)
+
+
+@pytest.mark.parametrize("field", ["model", "revision"])
+async def test_another_model_is_refused_until_the_one_in_use_is_gone(field: str) -> None:
+    decodes = [FakeDecodeWorker(f"decode-{number}") for number in range(3)]
+    async with Harness([FakePrefillWorker("prefill-0")], decodes, worker_wait_s=5.0) as router:
+        for worker in (decodes[1], decodes[2], router.prefills[0]):
+            setattr(worker.info.identity, field, "new")
+            await worker.restart()
+        await router.push_table()
+        # Most have the new one by now; what is in use stays in use.
+        assert link_of(router, "decode-0").refusal == ""
+        for worker_id in ("decode-1", "decode-2", "prefill-0"):
+            assert "new" in link_of(router, worker_id).refusal
+        assert (await router.run()).tokens == answer_tokens(PROMPT, 12)
+        kept = link_of(router, "decode-1")
+        setattr(decodes[0].info.identity, field, "new")
+        await decodes[0].restart()
+        await router.push_table()
+        assert link_of(router, "decode-1") is kept
+        assert [link.refusal for link in router.core.table.links] == [""] * 4
+        assert "new" in router.core.table.hash_model
+        await eventually(lambda: all(link.available for link in router.core.table.links))
+        assert (await router.run()).tokens == answer_tokens(PROMPT, 12)
+
+
+async def test_a_fresh_router_takes_the_model_that_most_workers_have() -> None:
+    decodes = [FakeDecodeWorker(f"decode-{number}") for number in range(3)]
+    decodes[0].info.identity.revision = "old"
+    table = WorkerTable("router-0", 2.0, BLOCK_SIZE)
+    infos = [decode.info for decode in decodes]
+    for info in infos:
+        info.endpoint = "127.0.0.1:1"
+    await table.set_workers(router_pb2.WorkerTable(version=1, workers=infos))
+    try:
+        assert table.hash_model == "fake@"
+        assert [bool(link.refusal) for link in table.links] == [True, False, False]
+        await table.set_workers(router_pb2.WorkerTable(version=2))
+        assert table.hash_model == "fake@", "a router whose workers are all away keeps what it knows"
+    finally:
+        await table.close()
 
 
 async def test_reported_load_and_bookings_are_seen(router: Harness) -> None:

@@ -23,7 +23,8 @@ class Pair:
     decode_link: WorkerLink
     router: RouterClient
 
-    def __init__(self) -> None:
+    def __init__(self, model_dir: Path) -> None:
+        self.model_dir = model_dir
         self.prefill_pace = Pace()
         self.decode_pace = Pace()
 
@@ -45,7 +46,7 @@ async def worker_pair(
     model_dir: Path, prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
 ) -> AsyncIterator[Pair]:
     """Starts both, and stops what the test did not."""
-    pair = Pair()
+    pair = Pair(model_dir)
     pair.prefill = PrefillWorker(
         worker_config(model_dir, "prefill-0", **(prefill or {})), pair.prefill_pace.build
     )

@@ -48,6 +48,7 @@ class RouterClient:
         self.hearing = asyncio.Event()
         self.hearing.set()
         self.messages = 0
+        self._said: list[decode_pb2.DecodeCommand] = []
         self.broken = asyncio.Event()
 
     async def __aenter__(self) -> RouterClient:
@@ -72,19 +73,29 @@ class RouterClient:
         self._call.cancel()
         await asyncio.wait({self._reader})
 
+    async def reconnect(self) -> None:
+        """Breaks the stream off and comes back, saying again what the worker may not have heard."""
+        await self.disconnect()
+        self.connect()
+        for command in self._said:
+            meant = command.submit.request if command.HasField("submit") else command.cancel
+            if self.replies[meant.request_id, meant.attempt].end is None:
+                self._outgoing.put_nowait(command)
+
     def submit(self, request: worker_pb2.WorkRequest, ticket: prefill_pb2.KvTicket | None = None) -> Reply:
         """Sends a request; the reply fills by itself."""
         reply = Reply(first_index=len(request.resumed_token_ids))
         self.replies[request.request_id, request.attempt] = reply
-        self._outgoing.put_nowait(
-            decode_pb2.DecodeCommand(submit=decode_pb2.Submit(request=request, ticket=ticket))
-        )
+        submit = decode_pb2.Submit(request=request, ticket=ticket)
+        self._said.append(decode_pb2.DecodeCommand(submit=submit))
+        self._outgoing.put_nowait(self._said[-1])
         return reply
 
     def cancel(self, request_id: str, attempt: int = 1) -> None:
         """Ends a request."""
         command = decode_pb2.Cancel(request_id=request_id, attempt=attempt, reason="test")
-        self._outgoing.put_nowait(decode_pb2.DecodeCommand(cancel=command))
+        self._said.append(decode_pb2.DecodeCommand(cancel=command))
+        self._outgoing.put_nowait(self._said[-1])
 
     async def end_of(self, reply: Reply) -> decode_pb2.EndEvent:
         """Waits for the end of a request."""
@@ -103,12 +114,16 @@ class RouterClient:
         return reply.tokens
 
     async def _commands(self):  # type: ignore[no-untyped-def]  # an async generator of commands
+        outgoing = self._outgoing
         while True:
             try:
-                yield await asyncio.wait_for(self._outgoing.get(), self._heartbeat_s)
+                async with asyncio.timeout(self._heartbeat_s):
+                    command = await outgoing.get()
             except TimeoutError:
-                if not self.silent:
-                    yield decode_pb2.DecodeCommand(heartbeat=prefill_pb2.Heartbeat())
+                if self.silent:
+                    continue
+                command = decode_pb2.DecodeCommand(heartbeat=prefill_pb2.Heartbeat())
+            yield command
 
     async def _read(self) -> None:
         try:

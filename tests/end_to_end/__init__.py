@@ -1,0 +1,1 @@
+"""Whole deployments, with every real part."""
