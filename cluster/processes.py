@@ -75,8 +75,10 @@ def wait_for_end(process: ProcessId, timeout_s: float) -> bool:
     try:
         if not is_alive(process):
             return True
-        # Ready when the process ends (pidfd_open(2)).
-        return bool(select.select([descriptor], [], [], max(0.0, timeout_s))[0])
+        # Readable when the process ends (pidfd_open(2)).
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(max(0.0, timeout_s) * 1e3))
     finally:
         os.close(descriptor)
 

@@ -81,12 +81,9 @@ class TokenBytes:
         if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
             return _byte_level
         # The space that some drop from the start of a text is the prompt's, never the answer's.
-        known_ends: tuple[list[dict[str, object]], ...] = (
-            [],
-            [{"type": "Strip", "content": " ", "start": 1, "stop": 0}],
-        )
-        by_parts = kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0])
-        if by_parts and steps[3:] in known_ends:
+        if steps[-1:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+            steps, kinds = steps[:-1], kinds[:-1]
+        if kinds == ["Replace", "ByteFallback", "Fuse"] and _is_metaspace(steps[0]):
             return _byte_fallback
         raise ModelFilesError(
             f"{source}: a decoder of {kinds or 'no kind'} is not supported; byte-level BPE and SentencePiece "

@@ -78,6 +78,7 @@ def test_the_router_listens_where_its_services_point() -> None:
     ports = {port["name"]: port["containerPort"] for port in container(ROUTER_POD, "router")["ports"]}
     assert ports == {"http": ROUTER.http_port, "grpc": ROUTER.grpc_port, "admin": ROUTER.admin_port}
     assert ROUTER.host == "0.0.0.0"
+    assert ROUTER.admin_host == "0.0.0.0", "the supervisor is in another pod"
     annotations = ROUTERS["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(ROUTER.http_port)
 

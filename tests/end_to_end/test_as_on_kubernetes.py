@@ -42,7 +42,8 @@ class ExternalRouter:
         values = json.loads((BASE / "router.json").read_text())
         for door in ("http_port", "grpc_port", "admin_port"):
             values[door] = free_port()
-        values |= {"host": "127.0.0.1", "local_prefill_tokens": 0, "drain_timeout_s": 5} | changes
+        values |= {"host": "127.0.0.1", "admin_host": "127.0.0.1"}
+        values |= {"local_prefill_tokens": 0, "drain_timeout_s": 5} | changes
         self.http_url = f"http://127.0.0.1:{values['http_port']}"
         self.grpc_address = f"127.0.0.1:{values['grpc_port']}"
         self.admin_address = f"127.0.0.1:{values['admin_port']}"
