@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from kvrelay.v1 import worker_pb2
 from prefill_worker.servicer import PrefillServicer
-from worker.assembly import Assembly, assemble
-from worker.config import WorkerConfig
+from worker.lifecycle import RoleWorker
 from worker.runtime import WorkerRuntime
 
 
-class PrefillWorker:
-    """One prefill worker in this process. All methods belong to one event loop.
+class PrefillWorker(RoleWorker):
+    """One prefill worker in this process. See `worker.lifecycle.RoleWorker`."""
 
-    Args:
-        config: its settings.
-        build: makes model, engine and transports.
-    """
+    role = worker_pb2.WORKER_ROLE_PREFILL
 
-    def __init__(self, config: WorkerConfig, build: Callable[[WorkerConfig], Assembly] = assemble) -> None:
-        self._config = config
-        self._build = build
-        self._runtime: WorkerRuntime | None = None
-
-    async def start(self) -> worker_pb2.WorkerInfo:
-        """Loads the model and serves. Raises what `build` raises."""
-        assembly = await asyncio.to_thread(self._build, self._config)
-        runtime = self._runtime = WorkerRuntime(self._config, worker_pb2.WORKER_ROLE_PREFILL, assembly)
-        servicer = PrefillServicer(runtime)
-        await runtime.serve(servicer, servicer.register)
-        return runtime.info
-
-    @property
-    def failed(self) -> asyncio.Future[BaseException]:
-        """Done once the engine has died, with its error: the process is then to end."""
-        return self._started().failed
-
-    def report(self) -> worker_pb2.WorkerReport:
-        """What Watch reports, of this moment."""
-        return self._started().report()
-
-    async def drain(self, timeout_s: float) -> int:
-        """Stops admission; waits for the last request. Returns the requests that are left."""
-        return await self._started().drain(timeout_s)
-
-    async def stop(self) -> None:
-        """Ends what is left and stops serving. No error before `start`."""
-        if self._runtime is not None:
-            await self._runtime.stop()
-
-    def _started(self) -> WorkerRuntime:
-        if self._runtime is None:
-            raise RuntimeError("the worker has not been started")
-        return self._runtime
+    def make_servicer(self, runtime: WorkerRuntime) -> PrefillServicer:
+        """The servicer of `kvrelay.v1.Prefill`."""
+        return PrefillServicer(runtime)
