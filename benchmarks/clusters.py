@@ -27,6 +27,8 @@ async def ask(client: AsyncClient, request: EngineRequest) -> Generation:
         top_k=sampling.top_k,
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
+        # Nobody's blocks but its own: each answer needs a transfer.
+        cache_salt=request.request_id,
         timeout=600,
     )
 
@@ -59,8 +61,6 @@ async def _ask_all(
                 timeline = generation.timeline
                 remote = timeline is not None and not timeline.local_prefill
                 moved = timeline is not None and timeline.transport == "nixl" and timeline.transfer_bytes > 0
-                # A prompt whose full blocks the decode worker holds already needs no read of those; the last,
-                # partial block always travels.
                 bars.require(remote and moved, f"disaggregated: {request.request_id}: NIXL moved nothing")
                 answers[request.request_id] = list(generation.token_ids)
                 progress.advance(task)

@@ -98,7 +98,7 @@ def prefix_hit(suite: Suite) -> Answers:
     warm = [replace(r, sampling=replace(r.sampling, max_tokens=1)) for r in warm]
     run_concurrently(engine, warm, 8, "prefix hit: warming")
     before = engine.stats()
-    answers = run_concurrently(engine, suite.requests, 4, "prefix hit")
+    answers = run_concurrently(engine, suite.requests, 8, "prefix hit")
     after = engine.stats()
     hits = after.cached_tokens_total - before.cached_tokens_total
     # All full blocks of every prompt but those that do not fit the pool.
@@ -110,7 +110,7 @@ def prefix_hit(suite: Suite) -> Answers:
 def chunked(suite: Suite) -> Answers:
     """Prefill in chunks of 16 tokens, mixed with decodes."""
     engine = suite.engine(prefill_chunk=16, enable_prefix_cache=False)
-    return run_concurrently(engine, suite.requests, 4, "chunked")
+    return run_concurrently(engine, suite.requests, 8, "chunked")
 
 
 def preempted(suite: Suite) -> Answers:
