@@ -27,8 +27,8 @@ class WorkerSnapshot:
         inside: requests admitted and not finished.
         leases: tickets alive (prefill) or handovers in progress (decode).
         quarantine_age_s: age of the oldest read that is not settled; 0 where there is none.
-        transfer_bytes: bytes read from prefill workers since the start.
-        transfer_seconds: sum of the durations of these reads.
+        transfer_bytes: bytes of KV of handovers completed since the start.
+        transfer_seconds: sum of the durations of their reads.
         draining: 1 while no request is let in.
     """
 
@@ -82,8 +82,8 @@ class _SnapshotCollector(Collector):
             ("prefix_hit_tokens", "Of these, found in the prefix cache.", now.engine.cached_tokens_total),
             ("generated_tokens", "Tokens drawn.", now.engine.generated_tokens_total),
             ("preemptions", "Sequences put back for want of blocks.", now.engine.preemptions_total),
-            ("transfer_bytes", "Bytes of KV read from prefill workers.", now.transfer_bytes),
-            ("transfer_seconds", "Sum of the durations of these reads.", now.transfer_seconds),
+            ("transfer_bytes", "Bytes of KV of completed handovers.", now.transfer_bytes),
+            ("transfer_seconds", "Sum of the durations of their reads.", now.transfer_seconds),
         ):
             counter = CounterMetricFamily(f"kvrelay_worker_{name}", text, labels=self._names)
             counter.add_metric(self._values, total)
