@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,6 +153,12 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
 
 
+def sampled_digest(answers: Answers) -> str:
+    """Eight digits over all sampled answers: equal digests of two runs mean equal tokens."""
+    sampled = sorted((name, tokens) for name, tokens in answers.items() if name.endswith(SAMPLED_SUFFIX))
+    return blake2b(repr(sampled).encode(), digest_size=4).hexdigest()
+
+
 def compare(suite: Suite, mode: str, answers: Answers, expected: Answers) -> tuple[int, int]:
     """Equal greedy and equal sampled answers; every difference is a missed bar."""
     equal = [0, 0]
@@ -193,14 +200,17 @@ def main(
     )
     expected: Answers = {r.request_id: tokens for r, tokens in zip(greedy, reference, strict=True)}
     suite = Suite(model_dir, tuple(with_sampled(greedy)), bars)
-    table = Table("mode", "greedy = transformers", "sampled = first mode", title="Exactness (fp32)")
+    table = Table(
+        "mode", "greedy = transformers", "sampled = first mode", "sampled digest", title="Exactness (fp32)"
+    )  # fmt: skip
     for mode in chosen:
         answers = MODES[mode](suite)
         for name, tokens in answers.items():
             if name.endswith(SAMPLED_SUFFIX):
                 expected.setdefault(name, tokens)
         same_greedy, same_sampled = compare(suite, mode, answers, expected)
-        table.add_row(mode, f"{same_greedy}/{len(greedy)}", f"{same_sampled}/{len(greedy)}")
+        counts = (f"{same}/{len(greedy)}" for same in (same_greedy, same_sampled))
+        table.add_row(mode, *counts, sampled_digest(answers))
         console.print(table)
     bars.exit()
 
