@@ -28,6 +28,9 @@ from rich.table import Table
 from benchmarks.bars import Bars, Spread
 from benchmarks.clusters import DISAGGREGATED
 from benchmarks.router_overhead import measure_router
+from cluster.environment import read_environment
+from cluster.model_store.progress import silent
+from cluster.model_store.store import resolve
 from kvrelay import AsyncClient, Timeline
 from tests.support.live_cluster import live_cluster
 
@@ -161,9 +164,11 @@ def main(
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 32,
 ) -> None:
     """Prints what the handover costs. Exits 1 where a request did not take the path it should."""
-    console, bars = Console(), Bars()
+    console, bars = Console(width=140), Bars()  # wide enough for every column, also into a file
+    # Fetched once: each cluster has a home of its own.
+    folder = str(resolve(model, read_environment().home, silent).path)
     sizes = [int(length) for length in lengths.split(",")]
-    tables = asyncio.run(run(model, sizes, rounds, output_tokens, bars))
+    tables = asyncio.run(run(folder, sizes, rounds, output_tokens, bars))
     tables.append(asyncio.run(measure_router()))
     for table in tables:
         console.print(table)
