@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from cluster.sizes import parse_size
+from cluster.sizes import MAX_SIZE, parse_size
 from router.policies.registry import policy_names
 
 
@@ -23,14 +23,14 @@ def _size(value: object) -> object:
 _RAY_OWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}")
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_SIZE)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class _Section(BaseModel):
     """Unknown keys are refused, values are not converted from other types, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PoolSpec(_Section):
