@@ -69,6 +69,8 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
         ("1: x", ["1: unknown key", "allowed: name, model"]),
         ("model: ''", ["model: ''", "needs at least 1 character"]),
         ("kv_memory: 4503599627370496", ["kv_memory: 4503599627370496", "at most 1125899906842624"]),
+        ("max_model_len: 1", ["max_model_len: 1", "at least 2"]),
+        ("router: {http_port: 9000, grpc_port: 9000}", ["router: http_port and grpc_port are both 9000"]),
         ("health: {drain_timeout_s: .inf}", ["health.drain_timeout_s: inf", "finite"]),
     ],
 )
