@@ -28,6 +28,7 @@ from redis.retry import Retry
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 1.0
 # A free port is found and then bound by another process: somebody may be quicker.
 _PORT_ATTEMPTS = 5
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -74,6 +75,15 @@ class EmbeddedRedis:
     def running(self) -> bool:
         """Whether the process lives."""
         return self._guardian.is_alive()
+
+    def answers(self) -> bool:
+        """Whether it answers now. Blocks, for about a second where it does not."""
+        with _client(self.url) as client:
+            try:
+                client.ping()
+            except (RedisError, OSError):
+                return False
+        return True
 
     def stop(self) -> None:
         """Ends the server, with SIGKILL where SIGTERM does not do. Again: nothing happens."""
@@ -199,11 +209,19 @@ def _spawn(command: list[str], log_path: Path) -> tuple[subprocess.Popen[bytes],
     return started[0], guardian
 
 
+def _client(url: str) -> Redis:
+    """One that neither waits long nor tries again."""
+    return Redis.from_url(
+        url,
+        socket_timeout=_ANSWER_TIMEOUT_S,
+        socket_connect_timeout=_ANSWER_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
 def _await_answer(server: EmbeddedRedis) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    with Redis.from_url(
-        server.url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)
-    ) as client:
+    with _client(server.url) as client:
         while time.monotonic() < deadline:
             if not server.running:
                 output = server.log_path.read_text(errors="replace")

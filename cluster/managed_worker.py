@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from cluster.backoff import Backoff
 from cluster.plan import WorkerPlan
 from cluster.processes import ProcessId
 from cluster.ray_runtime import RayRuntime
+from cluster.silence import Silence
 from cluster.spec import HealthSpec
 from kvrelay.v1 import worker_pb2, worker_pb2_grpc
 from telemetry.logs import fields
@@ -231,43 +231,6 @@ class ManagedWorker:
             await asyncio.wait_for(self._runtime.kill(started.node_id, started.process), 10.0)
         except (TimeoutError, ray.exceptions.RayError) as error:
             logger.warning("kill failed", extra=fields(worker=self.plan.worker_id, reason=str(error)))
-
-
-class Silence:
-    """How long nothing was heard, in time during which this process itself was awake.
-
-    A supervisor that was stopped or starved must not take its own silence for the worker's.
-    """
-
-    _SLICE_S = 0.25
-
-    def __init__(self, bound_s: float) -> None:
-        self._bound_s = bound_s
-        self._silent_s = 0.0
-
-    @property
-    def too_long(self) -> bool:
-        """Whether the bound is passed."""
-        return self._silent_s > self._bound_s
-
-    def heard(self) -> None:
-        """The worker said something."""
-        self._silent_s = 0.0
-
-    async def wait(self, reading: asyncio.Future[Any]) -> None:
-        """Waits a moment for `reading`."""
-        before = time.monotonic()
-        await asyncio.wait({reading}, timeout=self._SLICE_S)
-        self._count(before, self._SLICE_S)
-
-    async def sleep(self, seconds: float) -> None:
-        """Waits for nothing."""
-        before = time.monotonic()
-        await asyncio.sleep(seconds)
-        self._count(before, seconds)
-
-    def _count(self, before: float, planned_s: float) -> None:
-        self._silent_s += min(time.monotonic() - before, 2 * planned_s)
 
 
 def _reason(error: ray.exceptions.RayTaskError) -> str:

@@ -11,15 +11,13 @@ class PortInUseError(Exception):
 
 
 def require_free(host: str, port: int, key: str) -> None:
-    """Raises PortInUseError where `port` of `host` cannot be bound now. 0 is always free.
+    """Raises PortInUseError where `port` of `host` cannot be bound now. 0 is free on every own address.
 
     Args:
         host: address to bind.
         port: TCP port.
         key: the setting that names it, for the message.
     """
-    if port == 0:
-        return
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:

@@ -129,7 +129,8 @@ class RouterProcess:
             try:
                 await self.start()
                 self.restarts += 1
-            except RouterStartError as error:
+            except (RouterStartError, OSError) as error:
+                # OSError: its files cannot be written, a full disk for example, which may pass.
                 self._lost(f"does not start ({self._backoff.failures} failures in a row): {error}")
 
     async def stop(self, timeout_s: float) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
+# More than any machine has, and less than what the counters of bytes hold.
+MAX_SIZE = 1 << 50
 _UNITS = {
     "": 1,
     "B": 1,
@@ -24,7 +27,10 @@ def parse_size(text: str) -> int:
     unit = match.group(2).upper() if match else None
     if match is None or unit not in _UNITS:
         raise ValueError(f"needs {SIZE_HELP}")
-    return int(float(match.group(1)) * _UNITS[unit])
+    size = int(Fraction(match.group(1)) * _UNITS[unit])
+    if size > MAX_SIZE:
+        raise ValueError(f"needs a size of at most {MAX_SIZE >> 30} GiB")
+    return size
 
 
 def format_size(num_bytes: float) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from cluster.sizes import parse_size
+from cluster.sizes import MAX_SIZE, parse_size
 from router.policies.registry import policy_names
 
 
@@ -23,14 +23,14 @@ def _size(value: object) -> object:
 _RAY_OWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}")
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_SIZE)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class _Section(BaseModel):
     """Unknown keys are refused, values are not converted from other types, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PoolSpec(_Section):
@@ -92,6 +92,12 @@ class RouterSpec(_Section):
             if not _ENDPOINT.fullmatch(endpoint) or int(endpoint.rpartition(":")[2]) > 65535:
                 raise ValueError(f"{endpoint!r} is not host:port")
         return value
+
+    @model_validator(mode="after")
+    def _a_port_for_each_door(self) -> RouterSpec:
+        if self.http_port == self.grpc_port != 0:
+            raise ValueError(f"http_port and grpc_port are both {self.http_port}; each door needs its own")
+        return self
 
     @field_validator("policy")
     @classmethod
@@ -174,7 +180,10 @@ class DeploymentSpec(_Section):
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a KV block.")
     kv_memory: Size = Field(default=1 << 30, description="KV pool of each worker, for example 1GiB.")
     max_model_len: int = Field(
-        default=0, ge=0, description="Tokens of prompt and answer together; 0 takes the model's own limit."
+        default=0,
+        ge=0,
+        description="Tokens of prompt and answer together, at least 2; 0 takes the model's own limit, or "
+        "what the smallest KV pool holds where that is less.",
     )
     max_batched_tokens: int = Field(default=512, ge=1, description="Token budget of one engine step.")
     prefill_chunk: int = Field(default=256, ge=1, description="Most prompt tokens of a sequence in a step.")
@@ -193,6 +202,13 @@ class DeploymentSpec(_Section):
             if pool.resources and not self.ray.address:
                 raise ValueError(f"{role}.resources needs ray.address: a Ray started here offers none")
         return self
+
+    @field_validator("max_model_len")
+    @classmethod
+    def _room_for_an_answer(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("needs at least 2, for a prompt and its answer, or 0 for the model's own limit")
+        return value
 
     @model_validator(mode="after")
     def _remote_prefill_possible(self) -> DeploymentSpec:

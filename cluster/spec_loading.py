@@ -18,7 +18,7 @@ from cluster.spec import DeploymentSpec
 
 _SECRETS = frozenset({"router.api_key"})
 # Parts of pydantic's own wording that are no advice to the author of a spec.
-_PYDANTIC_PREFIX = re.compile(r"^(Value error, |Input should be (a )?(valid )?)")
+_PYDANTIC_PREFIX = re.compile(r"^(Value error, |Input should be (a )?(valid )?|String should have )")
 _BOUNDS = {
     "greater_than_equal": "of at least {ge}",
     "greater_than": "above {gt}",
@@ -70,6 +70,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a plain word", key_node.start_mark
+                )
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -132,6 +136,11 @@ def _read_file(path: Path) -> dict[str, Any]:
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         reason = getattr(error, "problem", None) or str(error)
         raise SpecError([SpecProblem(where, "", f"not valid YAML: {reason}")]) from None
+    except ValueError as error:
+        # A value that looks like a date or a number and is none.
+        raise SpecError([SpecProblem(str(path), "", f"not valid YAML: {error}")]) from None
+    except RecursionError:
+        raise SpecError([SpecProblem(str(path), "", "not valid YAML: nested too deeply")]) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -156,7 +165,7 @@ def _problem(details: ErrorDetails, file: str, sources: Mapping[str, str]) -> Sp
     source = sources.get(key, file)
     value = "***" if key in _SECRETS else _show(details["input"])
     kind, context = details["type"], details.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         return SpecProblem(source, key, _unknown_key(details["loc"]))
     if kind == "string_pattern_mismatch":
         field_info = _section(details["loc"][:-1]).model_fields[str(details["loc"][-1])]

@@ -66,14 +66,18 @@ def state_path(run_dir: Path, name: str) -> Path:
 
 
 def write_state(run_dir: Path, state: DeploymentState) -> None:
-    """Replaces the file in one step, readable by its owner only."""
+    """Replaces the file in one step, readable by its owner only. Raises OSError; the old one stays then."""
     run_dir.mkdir(parents=True, exist_ok=True)
     path = state_path(run_dir, state.name)
     fresh = path.with_suffix(".tmp")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(state.model_dump_json(indent=2))
-    fresh.replace(path)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(state.model_dump_json(indent=2))
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def read_state(run_dir: Path, name: str) -> DeploymentState | None:
@@ -83,7 +87,9 @@ def read_state(run_dir: Path, name: str) -> DeploymentState | None:
         return DeploymentState.model_validate_json(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except OSError as error:
+        raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
         raise StateFileError(f"{path} is not a state file of this version: {error}") from None
 
 

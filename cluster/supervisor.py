@@ -8,14 +8,12 @@ the state file.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from cluster import embedded_redis
-from cluster.embedded_redis import EmbeddedRedis, EmbeddedRedisError
+from cluster.embedded_redis import EmbeddedRedisError
 from cluster.environment import Environment, export
 from cluster.errors import SupervisorError
 from cluster.external_routers import ExternalRouters
@@ -27,6 +25,7 @@ from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
 from cluster.redis_check import RedisUnusableError, require_answer
+from cluster.redis_keeper import RedisKeeper
 from cluster.router_process import RouterProcess, RouterStartError
 from cluster.routers import Routers
 from cluster.spec import DeploymentSpec
@@ -39,9 +38,6 @@ from cluster.state import (
     write_state,
 )
 from kvrelay.v1 import worker_pb2
-from telemetry.logs import fields
-
-logger = logging.getLogger(__name__)
 
 _START_ERRORS = (
     EmbeddedRedisError,
@@ -93,12 +89,13 @@ class Supervisor:
         self._python_path = os.pathsep.join(paths)
         self._runtime = RayRuntime(spec.ray.address, spec.ray.dashboard_port, self._python_path)
         self._ray: RayInfo | None = None
-        self._redis: EmbeddedRedis | None = None
+        self._redis: RedisKeeper | None = None
         self._redis_url = spec.redis.url
         self._workers: list[ManagedWorker] = []
         self._router: Routers | None = None
         self._guardian: Guardian | None = None
         self._owns_state = False
+        self._unwritten = ""
         self._troubles: dict[str, str] = {}
 
     @property
@@ -147,8 +144,13 @@ class Supervisor:
             await asyncio.to_thread(require_answer, spec.redis.url)
         else:
             self._reporter.begin("Starting Redis")
-            self._redis = await asyncio.to_thread(embedded_redis.start, self._log_dir / "redis.log")
-            self._redis_url = self._redis.url
+            self._redis = RedisKeeper(
+                self._log_dir / "redis.log",
+                silence_s=spec.health.silence_s,
+                note=self._reporter.note,
+                on_change=self._save,
+            )
+            self._redis_url = await self._redis.start()
         address = spec.ray.address
         self._reporter.begin(f"Connecting to Ray at {address}" if address else "Starting Ray")
         # Blocks the loop, in the main thread on purpose: see RayRuntime.connect.
@@ -167,7 +169,10 @@ class Supervisor:
         if router is None:
             raise AssertionError("run before start")
         work = [worker.supervise() for worker in self._workers]
-        tasks = [asyncio.create_task(each) for each in (*work, router.supervise(), self._watch_helpers())]
+        work += [router.supervise(), self._watch_guardian()]
+        if self._redis is not None:
+            work.append(self._redis.supervise())
+        tasks = [asyncio.create_task(each) for each in work]
         waiting = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,6 +191,9 @@ class Supervisor:
             hurry: once set, requests are not waited for any longer.
         """
         self._phase = "stopping"
+        if self._guardian is None:
+            # Nothing was started.
+            return
         self._save()
         if self._router is not None:
             self._reporter.begin("Stopping: waiting for running requests")
@@ -200,20 +208,20 @@ class Supervisor:
         if self._ray is not None:
             self._runtime.disconnect()
         if self._redis is not None:
-            await asyncio.to_thread(self._redis.stop)
-        await self._sweep(known)
-        if self._owns_state:
+            await self._redis.stop()
+        await self._sweep(self._guardian, known)
+        try:
             remove_state(self._environment.run_dir, self._spec.name)
+        except OSError as error:
+            self._reporter.note(f"the state file cannot be removed: {error}")
 
-    async def _sweep(self, known: Sequence[ProcessId]) -> None:
+    async def _sweep(self, guardian: Guardian, known: Sequence[ProcessId]) -> None:
         """What Ray left running is ended here; the guardian would do so only after our death."""
-        if self._guardian is None:
-            return
         survivors = await asyncio.to_thread(end_marked, self._instance, _SWEEP_S, known)
         if survivors:
             pids = ", ".join(str(process.pid) for process in survivors)
             self._reporter.note(f"these processes could not be ended: {pids}")
-        self._guardian.dismiss()
+        guardian.dismiss()
 
     def _claim_name(self) -> None:
         run_dir, name = self._environment.run_dir, self._spec.name
@@ -299,23 +307,13 @@ class Supervisor:
         timeout_s = self._spec.health.drain_timeout_s
         await asyncio.gather(*(worker.drain(timeout_s) for worker in self._workers))
 
-    async def _watch_helpers(self) -> None:
-        """Restarts the embedded Redis and the guardian when they die."""
+    async def _watch_guardian(self) -> None:
+        """Restarts the guardian when it dies."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            if self._redis is not None and not self._redis.running:
-                self._reporter.note("Redis died; starting it again")
-                try:
-                    # On the same port: workers and routers find it by themselves and publish anew.
-                    self._redis = await asyncio.to_thread(
-                        embedded_redis.start, self._log_dir / "redis.log", self._redis.port
-                    )
-                    self._save()
-                except EmbeddedRedisError as error:
-                    logger.warning("redis does not start", extra=fields(reason=str(error)))
-                    await asyncio.sleep(1.0)
             if self._guardian is not None and not self._guardian.running:
                 self._guardian = Guardian(self._instance)
+                self._save()
 
     def _changed(self) -> None:
         """A worker or the router came or went."""
@@ -336,15 +334,25 @@ class Supervisor:
         self._troubles = troubles
 
     def _save(self) -> None:
-        if self._owns_state:
+        """Writes the state file. Raises OSError while starting; later a full disk must end nothing."""
+        if not self._owns_state:
+            return
+        try:
             write_state(self._environment.run_dir, self.state)
+            self._unwritten = ""
+        except OSError as error:
+            if self._phase == "starting":
+                raise
+            if self._unwritten != str(error):
+                self._unwritten = str(error)
+                self._reporter.note(f"the state file is out of date: it cannot be written: {error}")
 
     def _processes(self) -> Sequence[ProcessRecord]:
         found: list[ProcessRecord] = []
         if self._guardian is not None:
             found.append(_record("guardian", self._guardian.pid))
-        if self._redis is not None:
-            found.append(_record("redis", self._redis.pid))
+        if self._redis is not None and self._redis.server is not None:
+            found.append(_record("redis", self._redis.server.pid))
         if self._router is not None and (router := self._router.process) is not None:
             found.append(ProcessRecord(name="router", pid=router.pid, start_ticks=router.start_ticks))
         for worker in self._workers:

@@ -72,6 +72,8 @@ _CLASSES: dict[grpc.StatusCode, type[KvrelayError]] = {
 _RETRY_AFTER = "retry-after"
 # gRPC's own words when a message exceeds the receiver's limit; it has no status of its own.
 _TOO_LARGE = "message larger than max"
+# Its words, among others, when the deadline passes on this side.
+_DEADLINE = "Deadline Exceeded"
 
 
 def _retry_after(metadata: Iterable[tuple[str, str | bytes]]) -> float | None:
@@ -89,6 +91,8 @@ def from_status(
 ) -> KvrelayError:
     """The error that stands for a gRPC status."""
     message = details or code.name
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and _DEADLINE in details:
+        message = "the timeout passed before the answer was complete"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if _TOO_LARGE in details:
             return InvalidRequestError(message, code.name)

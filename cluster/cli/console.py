@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from cluster.environment import Environment
+
 OUT = Console(highlight=False, soft_wrap=True)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -21,6 +23,13 @@ def fail(message: str, code: int = FAILURE) -> NoReturn:
     """Prints the message as an error and ends the command."""
     ERR.print("[bold red]error:[/] " + escape(message))
     raise typer.Exit(code)
+
+
+def of_files(error: OSError, environment: Environment) -> str:
+    """What went wrong with which file: the disk is full, the folder cannot be written."""
+    name = error.filename2 or error.filename
+    where = f": {name}" if name else ""
+    return f"{error.strerror or error}{where} (KVRELAY_HOME is {environment.home})"
 
 
 class StepReporter:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.console import OUT, StepReporter, fail
+from cluster.cli.console import OUT, StepReporter, fail, of_files
 from cluster.environment import read_environment
 from cluster.model_store.store import import_model, imported_models
 from engine.models.errors import ModelError
@@ -27,11 +27,14 @@ def import_(
     ] = None,
 ) -> None:
     """Bring a model into KVRELAY_HOME, where --model finds it by name."""
+    environment = read_environment()
     with StepReporter() as reporter:
         try:
-            entry = import_model(source, read_environment().home, reporter.model_progress, name)
+            entry = import_model(source, environment.home, reporter.model_progress, name)
         except ModelError as error:
             fail(str(error))
+        except OSError as error:
+            fail(of_files(error, environment))
     OUT.print(f"{entry.name}: {entry.path}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from cluster.cli.console import OUT, USAGE, StepReporter, fail
+from cluster.cli.console import OUT, USAGE, StepReporter, fail, of_files
 from cluster.environment import Environment, read_environment
 from cluster.errors import SupervisorError
 from cluster.model_store.store import ModelEntry, resolve
@@ -56,8 +56,13 @@ def serve(path: Path | None, overrides: Sequence[Override], when_ready: WhenRead
             model = resolve(spec.model, environment.home, reporter.model_progress)
         except ModelError as error:
             fail(f"model: {error}")
+        except OSError as error:
+            fail(f"model: {of_files(error, environment)}")
         reporter.done()
-        token = prepare_ray(environment.home, spec.ray)
+        try:
+            token = prepare_ray(environment.home, spec.ray)
+        except OSError as error:
+            fail(of_files(error, environment))
         try:
             asyncio.run(_serve(spec, model, environment, reporter, token, when_ready))
         except (SupervisorError, KvrelayError) as error:

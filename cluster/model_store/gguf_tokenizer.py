@@ -90,7 +90,8 @@ def write_tokenizer(metadata: GgufMetadata, folder: Path, max_length: int) -> No
     template = metadata.get("tokenizer.chat_template", str)
     if template is not None:
         config["chat_template"] = template
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # Not `save`, which raises a bare Exception where the disk is full.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     text = json.dumps(config | named, indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 

@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.addresses import bind
+from router.http.protocol import PipeliningProtocol
 
 
 class HttpServer:
@@ -26,7 +27,7 @@ class HttpServer:
         self._config = uvicorn.Config(
             app,
             lifespan="off",
-            http="httptools",
+            http=PipeliningProtocol,
             ws="none",
             # Our own logs say all that these would.
             log_config=None,

@@ -89,7 +89,7 @@ def test_a_cut_stream_is_an_error_and_stays_one(client: Client, server: Server) 
 
 def test_the_deadline_ends_the_request_on_both_sides(client: Client, server: Server) -> None:
     server.script = stall
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match=r"^the timeout passed before the answer was complete$"):
         client.generate("p", timeout=0.2)
     assert server.ended.acquire(timeout=GENEROUS_S)
 

@@ -121,3 +121,19 @@ def test_a_leftover_state_file_is_recognised(home: Path) -> None:
     assert not path.exists()
     path.write_text("{")
     assert "default.json is not a state file" in _run("status").output
+
+
+@pytest.mark.parametrize("arguments", [("up", "--model"), ("models", "import")])
+def test_a_home_that_cannot_be_written(home: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    model = tiny_llama(tmp_path / "tiny")
+    home.touch()
+    result = _run(*arguments, str(model))
+    assert result.exit_code == 1
+    assert f"(KVRELAY_HOME is {home})" in result.output
+
+
+def test_a_home_that_is_a_file_holds_no_deployment(home: Path) -> None:
+    home.touch()
+    result = _run("status")
+    assert result.exit_code == 1
+    assert "default.json cannot be read: Not a directory" in result.output

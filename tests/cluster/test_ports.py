@@ -20,6 +20,7 @@ def test_a_taken_port_is_named_with_its_key() -> None:
 @pytest.mark.parametrize(
     ("host", "expected"), [("192.0.2.1", "cannot be used"), ("no.such.host.invalid", "not an address")]
 )
-def test_an_address_of_another_machine(host: str, expected: str) -> None:
+@pytest.mark.parametrize("port", [0, 8000])
+def test_an_address_of_another_machine(host: str, port: int, expected: str) -> None:
     with pytest.raises(PortInUseError, match=expected):
-        require_free(host, 8000, "router.http_port")
+        require_free(host, port, "router.http_port")

@@ -19,6 +19,12 @@ def test_parse_refuses(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["1048577GiB", "9" * 400 + "GiB"])
+def test_parse_refuses_what_no_machine_has(text: str) -> None:
+    with pytest.raises(ValueError, match="at most 1048576 GiB"):
+        parse_size(text)
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "expected"), [(12, "12 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 30, "5.0 GiB")]
 )

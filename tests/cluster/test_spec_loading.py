@@ -66,6 +66,12 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
         ("debug: {check_invariants: 1}", ["debug.check_invariants: 1", "boolean"]),
         ("prefill: {replicas: 0}\nrouter: {force_remote_prefill: true}", ["force_remote_prefill needs"]),
         ("modell: x", ["modell: unknown key", "did you mean model?"]),
+        ("1: x", ["1: unknown key", "allowed: name, model"]),
+        ("model: ''", ["model: ''", "needs at least 1 character"]),
+        ("kv_memory: 4503599627370496", ["kv_memory: 4503599627370496", "at most 1125899906842624"]),
+        ("max_model_len: 1", ["max_model_len: 1", "at least 2"]),
+        ("router: {http_port: 9000, grpc_port: 9000}", ["router: http_port and grpc_port are both 9000"]),
+        ("health: {drain_timeout_s: .inf}", ["health.drain_timeout_s: inf", "finite"]),
     ],
 )
 def test_an_error_names_file_key_value_and_what_is_allowed(
@@ -96,6 +102,10 @@ def test_an_error_of_an_option_names_the_option(tmp_path: Path) -> None:
         ("model: a\nmodel: b", "deploy.yaml:2:1: not valid YAML: key 'model' is given twice"),
         ("- a\n- b", "needs keys and values"),
         ("model: !!python/object:os.system x", "not valid YAML"),
+        ("? [a, b]\n: 1", "deploy.yaml:1:3: not valid YAML: a key must be a plain word"),
+        ("{}: 1", "deploy.yaml:1:1: not valid YAML: a key must be a plain word"),
+        ("name: 2024-13-45", "not valid YAML: month must be in 1..12"),
+        ("[" * 5000, "not valid YAML: nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_spec(tmp_path: Path, text: str, expected: str) -> None:

@@ -46,6 +46,17 @@ def test_a_leftover_is_recognised_though_its_pid_lives_again(tmp_path: Path) -> 
     assert running_deployments(tmp_path) == ["live"]
 
 
+def test_what_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    write_state(tmp_path, _state())
+    # A folder cannot be replaced by a file, whoever asks.
+    state_path(tmp_path, "blocked").mkdir()
+    with pytest.raises(OSError, match="blocked"):
+        write_state(tmp_path, _state("blocked"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocked.json", "default.json"]
+    with pytest.raises(StateFileError, match=r"blocked\.json cannot be read"):
+        read_state(tmp_path, "blocked")
+
+
 def test_a_file_that_is_no_state(tmp_path: Path) -> None:
     state_path(tmp_path, "default").write_text('{"name": 1}')
     with pytest.raises(StateFileError, match=r"default\.json"):

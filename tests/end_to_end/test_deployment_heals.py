@@ -11,7 +11,7 @@ import pytest
 from cluster.processes import identify, is_alive, marked_processes
 from cluster.state import read_state
 from kvrelay import Client
-from tests.support.live_cluster import LiveCluster, live_cluster, run_kvrelay
+from tests.support.live_cluster import START_LIMIT_S, LiveCluster, live_cluster, run_kvrelay
 from tests.support.tiny_models import tiny_llama
 from tests.support.waiting import wait_until
 
@@ -52,6 +52,18 @@ def test_a_killed_part_comes_back(cluster: LiveCluster, answer: tuple[int, ...],
     assert _generate(cluster) == answer
 
 
+def test_a_killed_guardian_is_replaced(cluster: LiveCluster) -> None:
+    pid = cluster.kill("guardian")
+    cluster.wait_for_another("guardian", pid)
+
+
+def test_a_hung_redis_is_killed_and_comes_back(cluster: LiveCluster, answer: tuple[int, ...]) -> None:
+    pid = cluster.kill("redis", signal.SIGSTOP)
+    cluster.wait_for_another("redis", pid)
+    assert _generate(cluster) == answer
+    assert "redis: no answer for 3 s" in cluster.output
+
+
 @pytest.mark.parametrize("part", ["prefill-0", "decode-0"])
 def test_a_hung_worker_is_killed_and_comes_back(
     cluster: LiveCluster, answer: tuple[int, ...], part: str
@@ -67,6 +79,27 @@ def test_a_hung_worker_is_killed_and_comes_back(
 def test_a_hung_router_is_killed_and_comes_back(cluster: LiveCluster, answer: tuple[int, ...]) -> None:
     pid = cluster.kill("router", signal.SIGSTOP)
     cluster.wait_for_another("router", pid)
+    assert _generate(cluster) == answer
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(cluster: LiveCluster, answer: tuple[int, ...]) -> None:
+    """As on a disk that is full: the state file gets old, everything else goes on."""
+    before = {part: cluster.pid(part) for part in ("decode-0", "router")}
+    run, away = cluster.home / "run", cluster.home / "away"
+    healed, output = "decode-0 serves again", cluster.output
+    run.rename(away)
+    run.touch()
+    try:
+        os.kill(before["decode-0"], signal.SIGKILL)
+        wait_until(lambda: cluster.output.count(healed) > output.count(healed), START_LIMIT_S)
+        os.kill(before["router"], signal.SIGKILL)
+        wait_until(lambda: "router: does not start" in cluster.output, START_LIMIT_S)
+        assert "the state file is out of date" in cluster.output
+    finally:
+        run.unlink()
+        away.rename(run)
+    cluster.wait_for_another("router", before["router"])
+    assert cluster.pid("decode-0") != before["decode-0"]
     assert _generate(cluster) == answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from router.generation import GenerationRequest
+from router.http.protocol import MAX_AHEAD
 from tests.router.doors import MODEL, Doors, open_doors, until
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
 
@@ -56,6 +58,50 @@ async def test_leaving_in_mid_stream_cancels(doors: Doors) -> None:
     await leave(writer)
     await until(lambda: doors.dispatcher.states == ["closed"])
     assert doors.serving.active == 0
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_leaving_with_requests_sent_ahead_cancels(doors: Doors, streaming: bool, at_once: bool) -> None:
+    doors.dispatcher.script = HANG
+    request = raw_request({**BODY, "stream": streaming})
+    _, writer = await connect(doors)
+    if at_once:
+        writer.write(request * 3)
+        await until(lambda: doors.dispatcher.states == ["running"])
+    else:
+        writer.write(request)
+        await until(lambda: doors.dispatcher.states == ["running"])
+        writer.write(request * 2)
+        await writer.drain()
+    await leave(writer)
+    await until(lambda: doors.dispatcher.states == ["closed"])
+    await until(lambda: doors.serving.active == 0)
+    # Those behind it are never begun.
+    assert (await doors.client.get("/health")).status_code == 200
+    assert doors.dispatcher.states == ["closed"]
+
+
+async def test_requests_sent_ahead_are_answered_in_order(doors: Doors) -> None:
+    doors.dispatcher.script = lambda request: Script(says(bytes(request.prompt_token_ids).decode()))
+    reader, writer = await connect(doors)
+    prompts = [f"number {number}" for number in range(MAX_AHEAD + 1)]
+    writer.write(b"".join(raw_request({**BODY, "prompt": prompt}) for prompt in prompts))
+    for prompt in prompts:
+        await reader.readuntil(f'"text":"{prompt}"'.encode())
+    await leave(writer)
+
+
+async def test_too_many_requests_sent_ahead_end_the_connection(doors: Doors) -> None:
+    doors.dispatcher.script = HANG
+    reader, writer = await connect(doors)
+    writer.write(raw_request(BODY) * (MAX_AHEAD + 2))
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    await until(lambda: set(doors.dispatcher.states) <= {"closed"} and doors.serving.active == 0)
+    writer.close()
+    with contextlib.suppress(ConnectionResetError):
+        await writer.wait_closed()
 
 
 async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
