@@ -8,7 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-
 SOURCE = Path(__file__).resolve().parents[2] / "client"
 _BUILD = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
 
