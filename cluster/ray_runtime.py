@@ -78,7 +78,8 @@ class RayRuntime:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
-        except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+        # Ray raises all kinds, a bare Exception too where a node has not started within its 30 s.
+        except Exception as error:
             where = f"at {self._address}" if self._address else "on this machine"
             raise RayError(f"cannot use Ray {where}: {error}") from error
         finally:
