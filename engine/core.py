@@ -15,6 +15,7 @@ from engine.api import (
     RequestTooLargeError,
     Reservation,
     StepOutput,
+    TokenLogprobs,
 )
 from engine.config import EngineConfig
 from engine.kv.block_manager import BlockManager
@@ -80,7 +81,7 @@ class LLMEngine:
         self._check_each_step = config.check_invariants
         self._sequences: dict[str, EngineSequence] = {}
         # Adopted since the last step: their first tokens are still to be emitted.
-        self._adopted: list[EngineSequence] = []
+        self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
         self._recorder = StepRecorder(config.block_size)
 
@@ -116,7 +117,9 @@ class LLMEngine:
             num_cached_tokens=hits,
         )
 
-    def adopt(self, request_id: str, first_token_id: int) -> None:
+    def adopt(
+        self, request_id: str, first_token_id: int, first_logprobs: TokenLogprobs | None = None
+    ) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
 
         Raises ValueError, changing nothing, where there is no such reservation or token.
@@ -130,7 +133,7 @@ class LLMEngine:
         sequence.token_ids.append(first_token_id)
         sequence.context_done = True
         self._scheduler.run(sequence)
-        self._adopted.append(sequence)
+        self._adopted.append((sequence, first_logprobs))
 
     def abandon(self, request_id: str, unsettled: frozenset[int] = frozenset()) -> None:
         """Gives up a reservation, or the wait for one. Blocks in `unsettled` are quarantined until `settle`.
@@ -268,8 +271,8 @@ class LLMEngine:
 
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
-        for sequence in adopted:
-            self._emit(sequence)
+        for sequence, logprobs in adopted:
+            self._emit(sequence, logprobs)
 
     def _take_token(self, sequence: EngineSequence, token_id: int) -> None:
         sequence.token_ids.append(token_id)
@@ -281,7 +284,7 @@ class LLMEngine:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
         self._emit(sequence)
 
-    def _emit(self, sequence: EngineSequence) -> None:
+    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None = None) -> None:
         """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
         index = sequence.next_index - 1
         token_id = sequence.token_ids[-1]
@@ -293,7 +296,7 @@ class LLMEngine:
             self._eos_token_ids,
             self.max_model_len,
         )
-        self._recorder.token(sequence, index, token_id, reason)
+        self._recorder.token(sequence, index, token_id, reason, logprobs)
         if reason is not None and not sequence.hold:
             self._end(sequence)
 
@@ -307,7 +310,7 @@ class LLMEngine:
         """Forgets a sequence; returns the blocks that nobody wants any more."""
         self._scheduler.remove(sequence, SequenceStatus.ENDED)
         del self._sequences[sequence.request_id]
-        self._adopted = [other for other in self._adopted if other is not sequence]
+        self._adopted = [adopted for adopted in self._adopted if adopted[0] is not sequence]
         return self._blocks.free(sequence)
 
 

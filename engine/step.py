@@ -11,6 +11,7 @@ from engine.api import (
     PrefillDone,
     SequenceFailure,
     StepOutput,
+    TokenLogprobs,
     TokenOutput,
 )
 from engine.sequence import Sequence
@@ -46,9 +47,16 @@ class StepRecorder:
         self._prefills_done = []
         self._failures = []
 
-    def token(self, sequence: Sequence, index: int, token_id: int, reason: FinishReason | None) -> None:
+    def token(
+        self,
+        sequence: Sequence,
+        index: int,
+        token_id: int,
+        reason: FinishReason | None,
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         """A token of the answer."""
-        self._tokens.append(TokenOutput(sequence.request_id, index, token_id, reason))
+        self._tokens.append(TokenOutput(sequence.request_id, index, token_id, reason, logprobs))
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""

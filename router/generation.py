@@ -27,6 +27,14 @@ from kvrelay.v1.common_pb2 import Timeline
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer's text must match; `source` is JSON Schema text, a regular expression or Lark."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedSampling:
     """How tokens are chosen, with every default applied: the same fields as `kvrelay.v1.SamplingParams`.
 
@@ -40,6 +48,18 @@ class ResolvedSampling:
         min_tokens: EOS and stop tokens cannot end the answer before so many tokens.
         stop_token_ids: ids that end the answer, beside the model's EOS ids.
         ignore_eos: EOS does not end the answer.
+        min_p: keep tokens at least so many times as likely as the likeliest, [0, 1]; 0 is off.
+        typical_p: mass of locally typical sampling, (0, 1]; 1 is off.
+        presence_penalty: taken off the logits of tokens that the answer has, [-2, 2]; 0 is off.
+        frequency_penalty: taken off as often as the answer has the token, [-2, 2]; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the
+            answer, above 0; 1 is off.
+        logit_bias: (token id, what is added to its logit) pairs, each id once.
+        bad_words: token sequences that the answer never contains.
+        allowed_token_ids: the only ids that may be drawn; empty for all.
+        logprobs: likeliest tokens to report beside each drawn one, 0 to 20; None reports nothing.
+        prompt_logprobs: the same for the prompt's tokens from the second on.
+        grammar: what the answer must match.
     """
 
     temperature: float
@@ -51,6 +71,17 @@ class ResolvedSampling:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +95,7 @@ class GenerationRequest:
         cache_salt: separates the prefix cache of tenants.
         deadline: seconds since 1970 (`time.time()`); None for none.
         trace: adds spans to the timeline.
+        priority: lower runs first, and is preempted last; equals by arrival.
     """
 
     request_id: str
@@ -72,14 +104,34 @@ class GenerationRequest:
     cache_salt: str = ""
     deadline: float | None = None
     trace: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities at one position, before temperature, penalties, bias, grammar, truncation.
+
+    Attributes:
+        logprob: of the token that stands there.
+        rank: its rank in the vocabulary, 1 being the likeliest.
+        top: (token id, log probability) of the likeliest tokens, best first.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New tokens of the answer. `index` is the position of the first, from 0; never a gap or a repeat."""
+    """New tokens of the answer. `index` is the position of the first, from 0; never a gap or a repeat.
+
+    `logprobs` has one entry for each token where the sampling asks for them, else none.
+    """
 
     token_ids: tuple[int, ...]
     index: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +143,14 @@ class GenerationEnd:
         cached_tokens: prompt tokens that nobody computed for this request.
         completion_tokens: tokens of the answer, each counted once whatever failed on the way.
         timeline: where the time went; the caller may keep it.
+        prompt_logprobs: of the prompt's tokens from the second on, where the sampling asks for them.
     """
 
     finish_reason: Literal["stop", "length"]
     cached_tokens: int
     completion_tokens: int
     timeline: Timeline
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class ErrorKind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvrelay.v1 import common_pb2, worker_pb2
-from router.generation import GenerationRequest, ResolvedSampling
+from router.generation import GenerationRequest, GrammarSpec, ResolvedSampling, TokenLogprobs
 
 
 def sampling_message(sampling: ResolvedSampling) -> common_pb2.SamplingParams:
@@ -20,6 +20,30 @@ def sampling_message(sampling: ResolvedSampling) -> common_pb2.SamplingParams:
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        bad_words=[common_pb2.TokenSequence(ids=ids) for ids in sampling.bad_words],
+        allowed_token_ids=sampling.allowed_token_ids,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        grammar=_grammar_message(sampling.grammar),
+    )
+
+
+def _grammar_message(grammar: GrammarSpec | None) -> common_pb2.Grammar | None:
+    return None if grammar is None else common_pb2.Grammar(**{grammar.kind: grammar.source})
+
+
+def token_logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    """The router's form of one position's log probabilities."""
+    return TokenLogprobs(
+        logprob=message.logprob,
+        rank=message.rank,
+        top=tuple(zip(message.top_token_ids, message.top_logprobs, strict=True)),
     )
 
 
@@ -36,4 +60,5 @@ def work_request(
         cache_salt=request.cache_salt,
         deadline_unix_ms=0 if request.deadline is None else max(1, round(request.deadline * 1000)),
         trace=request.trace,
+        priority=request.priority,
     )

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from engine.api import EngineRequest, SamplingParams
+from engine.api import EngineRequest, GrammarKind, GrammarSpec, SamplingParams, TokenLogprobs
 from kvrelay.v1 import common_pb2, worker_pb2
 
 _serial = itertools.count()
@@ -25,6 +25,41 @@ def sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        min_p=message.min_p,
+        typical_p=message.typical_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=tuple(message.logit_bias.items()),
+        bad_words=tuple(tuple(sequence.ids) for sequence in message.bad_words),
+        allowed_token_ids=frozenset(message.allowed_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        grammar=_grammar_spec(message.grammar),
+    )
+
+
+def _grammar_spec(message: common_pb2.Grammar) -> GrammarSpec | None:
+    kind = message.WhichOneof("kind")
+    return None if kind is None else GrammarSpec(GrammarKind(kind), getattr(message, kind))
+
+
+def logprobs_message(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    """One position's log probabilities on the wire."""
+    return common_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def token_logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    """The engine's form of one position's log probabilities."""
+    return TokenLogprobs(
+        logprob=message.logprob,
+        rank=message.rank,
+        top=tuple(zip(message.top_token_ids, message.top_logprobs, strict=True)),
     )
 
 
@@ -40,6 +75,7 @@ def engine_request(message: worker_pb2.WorkRequest) -> EngineRequest:
         resumed_token_ids=tuple(message.resumed_token_ids),
         sampling=sampling_params(message.sampling),
         cache_salt=message.cache_salt,
+        priority=message.priority,
     )
 
 

@@ -1,9 +1,7 @@
-"""The decoder that the families share: pre-norm layers, rotary grouped-query attention, gated SiLU.
+"""The decoder that the families share: pre-norm layers, rotary grouped-query attention, gated feed-forward.
 
-The arithmetic keeps transformers' order and precision (RMSNorm and rotary angles in fp32, then the
-model's dtype), so that fp32 greedy tokens agree with it. Weights are stored transposed and contiguous,
-(in, out), for `x @ weight`: on a CPU that is the faster form for the small batches of decoding. Query,
-key and value are one matrix, and so are gate and up.
+Written once, over `engine.ops.base.Ops` and an attention backend. Query, key and value are one matrix, and
+so are gate and up.
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.ops.base import Activation, Linear, Norm, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,69 +21,56 @@ class LayerWeights:
     """One layer. H hidden, Q heads * head_dim, K kv_heads * head_dim, I intermediate.
 
     Attributes:
-        input_norm: [H].
-        qkv: [H, Q + 2 K].
-        qkv_bias: [Q + 2 K], where the model has it.
-        output: [Q, H].
-        post_attention_norm: [H].
-        gate_up: [H, 2 I].
-        down: [I, H].
+        input_norm: over H.
+        qkv: H to Q + 2 K, biased where the model is.
+        output: Q to H.
+        post_attention_norm: over H.
+        gate_up: H to 2 I.
+        down: I to H.
     """
 
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    output: torch.Tensor
-    post_attention_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    input_norm: Norm
+    qkv: Linear
+    output: Linear
+    post_attention_norm: Norm
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights. `embedding` is [V, H], or None where it is tied to `lm_head`, [H, V]."""
+    """All weights. `embedding` is [V, H]; `lm_head` goes from H to V."""
 
-    embedding: torch.Tensor | None
+    embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    lm_head: torch.Tensor
-
-
-def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root mean square norm over the last dimension, computed in fp32 (Zhang and Sennrich, 2019)."""
-    wide = hidden.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(hidden.dtype)
+    final_norm: Norm
+    lm_head: Linear
 
 
 class Rotary:
-    """Rotary position embedding, half-split form (Su et al., 2021, as in GPT-NeoX)."""
+    """Angles of rotary position embedding."""
 
     def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         self._inverse_frequencies = (1.0 / theta**exponents).to(device)
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine for positions [T], each [T, 1, head_dim], computed in fp32."""
-        half = positions[:, None].float() * self._inverse_frequencies
-        full = torch.cat((half, half), dim=-1)[:, None]
-        return full.cos().to(dtype), full.sin().to(dtype)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates [T, heads, head_dim] by the angles of its positions."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine for positions [T], each [T, head_dim / 2], fp32."""
+        angles = positions[:, None].float() * self._inverse_frequencies
+        return angles.cos(), angles.sin()
 
 
 class Decoder:
     """A decoder-only model over a paged KV pool; implements `engine.models.base.CausalLM`."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ops: Ops, attention: AttentionBackend
+    ) -> None:
         self.config = config
         self._weights = weights
+        self._ops = ops
         self._attention = attention
-        self._rotary = Rotary(config.head_dim, config.rope_theta, weights.lm_head.device)
+        self._rotary = Rotary(config.head_dim, config.rope_theta, weights.embedding.device)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
@@ -93,31 +78,21 @@ class Decoder:
 
         `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
         """
-        eps = self.config.rms_norm_eps
-        hidden = self._embed(batch.token_ids)
-        cos, sin = self._rotary.angles(batch.positions, hidden.dtype)
+        config, ops = self.config, self._ops
+        hidden = self._weights.embedding.index_select(0, batch.token_ids)
+        cos, sin = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
+        keys_at = config.num_heads
+        values_at = config.num_heads + config.num_kv_heads
         for index, layer in enumerate(self._weights.layers):
-            query, key, value = self._project(layer, rms_norm(hidden, layer.input_norm, eps), cos, sin)
-            hidden = hidden + self._attention.attend(index, query, key, value) @ layer.output
-            gate, up = (rms_norm(hidden, layer.post_attention_norm, eps) @ layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + (functional.silu(gate) * up) @ layer.down
-        last = rms_norm(hidden.index_select(0, batch.logits_rows), self._weights.final_norm, eps)
-        return (last @ self._weights.lm_head).float()
-
-    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        if self._weights.embedding is None:
-            return self._weights.lm_head.index_select(1, token_ids).t().contiguous()
-        return self._weights.embedding.index_select(0, token_ids)
-
-    def _project(
-        self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated query, rotated key, and value, each [T, its heads, head_dim]."""
-        config = self.config
-        bias = layer.qkv_bias
-        qkv = normed @ layer.qkv if bias is None else torch.addmm(bias, normed, layer.qkv)
-        heads = qkv.view(normed.shape[0], -1, config.head_dim)
-        num_rotated = config.num_heads + config.num_kv_heads
-        rotated = rotate(heads[:, :num_rotated], cos, sin)
-        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], heads[:, num_rotated:]
+            qkv = ops.linear(hidden, layer.qkv, norm=layer.input_norm)
+            heads = qkv.view(hidden.shape[0], -1, config.head_dim)
+            ops.rotate(heads, cos, sin, config.num_heads, config.num_kv_heads)
+            attended = self._attention.attend(
+                index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
+            )
+            ops.linear(attended, layer.output, residual=hidden)
+            gate_up = ops.linear(hidden, layer.gate_up, norm=layer.post_attention_norm)
+            ops.linear(ops.gated(gate_up, Activation.SILU), layer.down, residual=hidden)
+        last = hidden.index_select(0, batch.logits_rows)
+        return ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm).float()

@@ -17,6 +17,8 @@ from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from engine.models.errors import CheckpointError, ModelError
 from engine.models.registry import read_config
 from engine.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, check_weights
+from engine.ops.base import Norm, Ops
+from engine.ops.registry import create_ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -29,28 +31,35 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def load_model(
-    model_dir: Path, *, dtype: str = "float32", attention_backend: str = "sdpa", device: str = "cpu"
+    model_dir: Path,
+    *,
+    dtype: str = "float32",
+    ops: str = "torch",
+    attention_backend: str = "sdpa",
+    device: str = "cpu",
 ) -> Decoder:
     """Loads config and weights and makes the model's attention backend.
 
     Args:
         model_dir: Hugging Face folder.
         dtype: "float32" or "bfloat16"; stored weights (fp32, bf16, fp16) are converted.
+        ops: name in `engine.ops.registry`.
         attention_backend: file name in `engine/attention/`.
         device: torch device.
 
     Raises:
         ModelError: unsupported dtype, family or setting; weights missing, unknown, misshapen or corrupt.
-        ValueError: no such attention backend.
+        ValueError: no such ops or attention backend.
     """
     kind = torch_dtype(dtype)
     config = read_config(model_dir)
+    arithmetic = create_ops(ops)
     attention = create_backend(attention_backend, config)
     checkpoint = read_checkpoint(model_dir)
     check_weights(checkpoint, config)
     with ExitStack() as stack:
-        weights = _assemble(config, _Reader(checkpoint, kind, device, stack))
-    return Decoder(config, weights, attention)
+        weights = _assemble(config, _Reader(checkpoint, kind, device, stack), arithmetic)
+    return Decoder(config, weights, arithmetic, attention)
 
 
 class _Reader:
@@ -81,18 +90,6 @@ class _Reader:
         parts = [self._require(name) for name in names]
         return torch.cat(parts).to(self._device, self._dtype)
 
-    def transposed(self, *names: str) -> torch.Tensor:
-        """Matrices stored (out, in), as one contiguous (in, sum of out)."""
-        parts = [self._require(name) for name in names]
-        result = torch.empty(
-            (parts[0].shape[1], sum(part.shape[0] for part in parts)), dtype=self._dtype, device=self._device
-        )
-        column = 0
-        for part in parts:
-            result[:, column : column + part.shape[0]] = part.t()
-            column += part.shape[0]
-        return result
-
     def _require(self, name: str) -> torch.Tensor:
         tensor = self.stored(name)
         if tensor is None:
@@ -100,34 +97,38 @@ class _Reader:
         return tensor
 
 
-def _assemble(config: ModelConfig, reader: _Reader) -> DecoderWeights:
+def _assemble(config: ModelConfig, reader: _Reader, ops: Ops) -> DecoderWeights:
+    embedding = reader.plain(EMBEDDING)
     return DecoderWeights(
-        embedding=None if config.tie_word_embeddings else reader.plain(EMBEDDING),
-        layers=tuple(_layer(config, reader, f"model.layers.{i}.") for i in range(config.num_layers)),
-        final_norm=reader.plain(FINAL_NORM),
-        lm_head=_lm_head(config, reader),
+        embedding=embedding,
+        layers=tuple(_layer(config, reader, ops, f"model.layers.{i}.") for i in range(config.num_layers)),
+        final_norm=Norm(reader.plain(FINAL_NORM), config.rms_norm_eps),
+        lm_head=ops.pack(_lm_head(config, reader, embedding)),
     )
 
 
-def _layer(config: ModelConfig, reader: _Reader, prefix: str) -> LayerWeights:
-    def names(block: str, parts: Sequence[str], suffix: str = "weight") -> list[str]:
-        return [f"{prefix}{block}.{part}_proj.{suffix}" for part in parts]
+def _layer(config: ModelConfig, reader: _Reader, ops: Ops, prefix: str) -> LayerWeights:
+    def join(block: str, parts: Sequence[str], suffix: str = "weight") -> torch.Tensor:
+        return reader.plain(*(f"{prefix}{block}.{part}_proj.{suffix}" for part in parts))
 
+    def norm(name: str) -> Norm:
+        return Norm(reader.plain(f"{prefix}{name}.weight"), config.rms_norm_eps)
+
+    bias = join("self_attn", "qkv", "bias") if config.qkv_bias else None
     return LayerWeights(
-        input_norm=reader.plain(f"{prefix}input_layernorm.weight"),
-        qkv=reader.transposed(*names("self_attn", "qkv")),
-        qkv_bias=reader.plain(*names("self_attn", "qkv", "bias")) if config.qkv_bias else None,
-        output=reader.transposed(*names("self_attn", "o")),
-        post_attention_norm=reader.plain(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=reader.transposed(*names("mlp", ("gate", "up"))),
-        down=reader.transposed(*names("mlp", ("down",))),
+        input_norm=norm("input_layernorm"),
+        qkv=ops.pack(join("self_attn", "qkv"), bias),
+        output=ops.pack(join("self_attn", "o")),
+        post_attention_norm=norm("post_attention_layernorm"),
+        gate_up=ops.pack(join("mlp", ("gate", "up"))),
+        down=ops.pack(join("mlp", ("down",))),
     )
 
 
-def _lm_head(config: ModelConfig, reader: _Reader) -> torch.Tensor:
+def _lm_head(config: ModelConfig, reader: _Reader, embedding: torch.Tensor) -> torch.Tensor:
     if not config.tie_word_embeddings:
-        return reader.transposed(LM_HEAD)
-    copy, embedding = reader.stored(LM_HEAD), reader.stored(EMBEDDING)
-    if copy is not None and embedding is not None and not torch.equal(copy, embedding):
+        return reader.plain(LM_HEAD)
+    copy, stored = reader.stored(LM_HEAD), reader.stored(EMBEDDING)
+    if copy is not None and stored is not None and not torch.equal(copy, stored):
         raise CheckpointError(f"weight {LM_HEAD!r} differs from {EMBEDDING!r}, though config.json ties them")
-    return reader.transposed(EMBEDDING)
+    return embedding

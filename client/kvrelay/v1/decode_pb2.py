@@ -27,7 +27,7 @@ from kvrelay.v1 import prefill_pb2 as kvrelay_dot_v1_dot_prefill__pb2
 from kvrelay.v1 import worker_pb2 as kvrelay_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/decode.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\x1a\x18kvrelay/v1/prefill.proto\x1a\x17kvrelay/v1/worker.proto\"\xb6\x01\n\rDecodeCommand\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.kvrelay.v1.CancelH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\x1a\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"X\n\x06Submit\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkRequest\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.KvTicket\"=\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"{\n\x0c\x44\x65\x63odeEvents\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x03(\x0b\x32\x16.kvrelay.v1.TokenEvent\x12\"\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x14.kvrelay.v1.EndEvent\x12\x11\n\theartbeat\x18\x04 \x01(\x08\"}\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\tprefilled\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.Prefilled\"\"\n\tPrefilled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\xae\x01\n\x08\x45ndEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.kvrelay.v1.FinishReason\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.WorkError\x12&\n\x08timeline\x18\x05 \x01(\x0b\x32\x14.kvrelay.v1.Timeline\"\xe3\x01\n\tWorkError\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.kvrelay.v1.WorkError.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0cticket_alive\x18\x03 \x01(\x08\"\x84\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_KV_LOST\x10\x01\x12\x1a\n\x16KIND_IDENTITY_MISMATCH\x10\x02\x12\x13\n\x0fKIND_OVERLOADED\x10\x03\x12\x10\n\x0cKIND_INVALID\x10\x04\x12\x11\n\rKIND_INTERNAL\x10\x05\x32L\n\x06\x44\x65\x63ode\x12\x42\n\x07Session\x12\x19.kvrelay.v1.DecodeCommand\x1a\x18.kvrelay.v1.DecodeEvents(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/decode.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\x1a\x18kvrelay/v1/prefill.proto\x1a\x17kvrelay/v1/worker.proto\"\xb6\x01\n\rDecodeCommand\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.kvrelay.v1.CancelH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\x1a\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"X\n\x06Submit\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkRequest\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.KvTicket\"=\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"{\n\x0c\x44\x65\x63odeEvents\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x03(\x0b\x32\x16.kvrelay.v1.TokenEvent\x12\"\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x14.kvrelay.v1.EndEvent\x12\x11\n\theartbeat\x18\x04 \x01(\x08\"\xaa\x01\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\tprefilled\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.Prefilled\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\"V\n\tPrefilled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x32\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\"\xae\x01\n\x08\x45ndEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.kvrelay.v1.FinishReason\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.WorkError\x12&\n\x08timeline\x18\x05 \x01(\x0b\x32\x14.kvrelay.v1.Timeline\"\xe3\x01\n\tWorkError\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.kvrelay.v1.WorkError.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0cticket_alive\x18\x03 \x01(\x08\"\x84\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_KV_LOST\x10\x01\x12\x1a\n\x16KIND_IDENTITY_MISMATCH\x10\x02\x12\x13\n\x0fKIND_OVERLOADED\x10\x03\x12\x10\n\x0cKIND_INVALID\x10\x04\x12\x11\n\rKIND_INTERNAL\x10\x05\x32L\n\x06\x44\x65\x63ode\x12\x42\n\x07Session\x12\x19.kvrelay.v1.DecodeCommand\x1a\x18.kvrelay.v1.DecodeEvents(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,16 +44,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_end=479
   _globals['_DECODEEVENTS']._serialized_start=481
   _globals['_DECODEEVENTS']._serialized_end=604
-  _globals['_TOKENEVENT']._serialized_start=606
-  _globals['_TOKENEVENT']._serialized_end=731
-  _globals['_PREFILLED']._serialized_start=733
-  _globals['_PREFILLED']._serialized_end=767
-  _globals['_ENDEVENT']._serialized_start=770
-  _globals['_ENDEVENT']._serialized_end=944
-  _globals['_WORKERROR']._serialized_start=947
-  _globals['_WORKERROR']._serialized_end=1174
-  _globals['_WORKERROR_KIND']._serialized_start=1042
-  _globals['_WORKERROR_KIND']._serialized_end=1174
-  _globals['_DECODE']._serialized_start=1176
-  _globals['_DECODE']._serialized_end=1252
+  _globals['_TOKENEVENT']._serialized_start=607
+  _globals['_TOKENEVENT']._serialized_end=777
+  _globals['_PREFILLED']._serialized_start=779
+  _globals['_PREFILLED']._serialized_end=865
+  _globals['_ENDEVENT']._serialized_start=868
+  _globals['_ENDEVENT']._serialized_end=1042
+  _globals['_WORKERROR']._serialized_start=1045
+  _globals['_WORKERROR']._serialized_end=1272
+  _globals['_WORKERROR_KIND']._serialized_start=1140
+  _globals['_WORKERROR_KIND']._serialized_end=1272
+  _globals['_DECODE']._serialized_start=1274
+  _globals['_DECODE']._serialized_end=1350
 # @@protoc_insertion_point(module_scope)

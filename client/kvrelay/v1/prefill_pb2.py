@@ -22,50 +22,51 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvrelay.v1 import common_pb2 as kvrelay_dot_v1_dot_common__pb2
 from kvrelay.v1 import worker_pb2 as kvrelay_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrelay/v1/prefill.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/worker.proto\"\xb6\x01\n\x08KvTicket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x07 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x08 \x01(\r\"8\n\x0cStartRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkRequest\"5\n\rStartResponse\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.KvTicket\"\xe0\x01\n\rFollowRequest\x12$\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x12.kvrelay.v1.AttachH\x00\x12(\n\x08validate\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.ValidateH\x00\x12 \n\x04\x64one\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.DoneH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.AbandonH\x00\x12*\n\theartbeat\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa5\x01\n\x06\x41ttach\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12&\n\x08identity\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\ntransports\x18\x06 \x03(\t\"\x1e\n\x08Validate\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x1a\n\x04\x44one\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1a\n\tHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x04\"\x95\x02\n\x0b\x46ollowEvent\x12(\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.AttachedH\x00\x12\'\n\x08kv_ready\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.KvReadyH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.FinishedH\x00\x12*\n\tvalidated\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.ValidatedH\x00\x12&\n\x07revoked\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.RevokedH\x00\x12*\n\theartbeat\x18\x06 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\x9a\x01\n\x08\x41ttached\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x08identity\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\x0c\x12\x0b\n\x03pid\x18\x06 \x01(\r\"\\\n\x07KvReady\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x15\n\rstart_unix_ns\x18\x03 \x01(\x04\x12\x13\n\x0b\x65nd_unix_ns\x18\x04 \x01(\x04\"]\n\x08\x46inished\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\".\n\tValidated\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05valid\x18\x02 \x01(\x08\",\n\x07Revoked\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\"8\n\x0eReleaseRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse2\xcd\x01\n\x07Prefill\x12<\n\x05Start\x12\x18.kvrelay.v1.StartRequest\x1a\x19.kvrelay.v1.StartResponse\x12@\n\x06\x46ollow\x12\x19.kvrelay.v1.FollowRequest\x1a\x17.kvrelay.v1.FollowEvent(\x01\x30\x01\x12\x42\n\x07Release\x12\x1a.kvrelay.v1.ReleaseRequest\x1a\x1b.kvrelay.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrelay/v1/prefill.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\x1a\x17kvrelay/v1/worker.proto\"\xb6\x01\n\x08KvTicket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x07 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x08 \x01(\r\"8\n\x0cStartRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkRequest\"5\n\rStartResponse\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.KvTicket\"\xe0\x01\n\rFollowRequest\x12$\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x12.kvrelay.v1.AttachH\x00\x12(\n\x08validate\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.ValidateH\x00\x12 \n\x04\x64one\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.DoneH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.AbandonH\x00\x12*\n\theartbeat\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa5\x01\n\x06\x41ttach\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12&\n\x08identity\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\ntransports\x18\x06 \x03(\t\"\x1e\n\x08Validate\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x1a\n\x04\x44one\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1a\n\tHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x04\"\x95\x02\n\x0b\x46ollowEvent\x12(\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x14.kvrelay.v1.AttachedH\x00\x12\'\n\x08kv_ready\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.KvReadyH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.FinishedH\x00\x12*\n\tvalidated\x18\x04 \x01(\x0b\x32\x15.kvrelay.v1.ValidatedH\x00\x12&\n\x07revoked\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.RevokedH\x00\x12*\n\theartbeat\x18\x06 \x01(\x0b\x32\x15.kvrelay.v1.HeartbeatH\x00\x42\t\n\x07message\"\x9a\x01\n\x08\x41ttached\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x08identity\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\x0c\x12\x0b\n\x03pid\x18\x06 \x01(\r\"\\\n\x07KvReady\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x15\n\rstart_unix_ns\x18\x03 \x01(\x04\x12\x13\n\x0b\x65nd_unix_ns\x18\x04 \x01(\x04\"\xc4\x01\n\x08\x46inished\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x31\n\x0e\x66irst_logprobs\x18\x05 \x01(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\".\n\tValidated\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05valid\x18\x02 \x01(\x08\",\n\x07Revoked\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\"8\n\x0eReleaseRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse2\xcd\x01\n\x07Prefill\x12<\n\x05Start\x12\x18.kvrelay.v1.StartRequest\x1a\x19.kvrelay.v1.StartResponse\x12@\n\x06\x46ollow\x12\x19.kvrelay.v1.FollowRequest\x1a\x17.kvrelay.v1.FollowEvent(\x01\x30\x01\x12\x42\n\x07Release\x12\x1a.kvrelay.v1.ReleaseRequest\x1a\x1b.kvrelay.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTICKET']._serialized_start=66
-  _globals['_KVTICKET']._serialized_end=248
-  _globals['_STARTREQUEST']._serialized_start=250
-  _globals['_STARTREQUEST']._serialized_end=306
-  _globals['_STARTRESPONSE']._serialized_start=308
-  _globals['_STARTRESPONSE']._serialized_end=361
-  _globals['_FOLLOWREQUEST']._serialized_start=364
-  _globals['_FOLLOWREQUEST']._serialized_end=588
-  _globals['_ATTACH']._serialized_start=591
-  _globals['_ATTACH']._serialized_end=756
-  _globals['_VALIDATE']._serialized_start=758
-  _globals['_VALIDATE']._serialized_end=788
-  _globals['_DONE']._serialized_start=790
-  _globals['_DONE']._serialized_end=816
-  _globals['_ABANDON']._serialized_start=818
-  _globals['_ABANDON']._serialized_end=843
-  _globals['_HEARTBEAT']._serialized_start=845
-  _globals['_HEARTBEAT']._serialized_end=871
-  _globals['_FOLLOWEVENT']._serialized_start=874
-  _globals['_FOLLOWEVENT']._serialized_end=1151
-  _globals['_ATTACHED']._serialized_start=1154
-  _globals['_ATTACHED']._serialized_end=1308
-  _globals['_KVREADY']._serialized_start=1310
-  _globals['_KVREADY']._serialized_end=1402
-  _globals['_FINISHED']._serialized_start=1404
-  _globals['_FINISHED']._serialized_end=1497
-  _globals['_VALIDATED']._serialized_start=1499
-  _globals['_VALIDATED']._serialized_end=1545
-  _globals['_REVOKED']._serialized_start=1547
-  _globals['_REVOKED']._serialized_end=1591
-  _globals['_RELEASEREQUEST']._serialized_start=1593
-  _globals['_RELEASEREQUEST']._serialized_end=1649
-  _globals['_RELEASERESPONSE']._serialized_start=1651
-  _globals['_RELEASERESPONSE']._serialized_end=1668
-  _globals['_PREFILL']._serialized_start=1671
-  _globals['_PREFILL']._serialized_end=1876
+  _globals['_KVTICKET']._serialized_start=91
+  _globals['_KVTICKET']._serialized_end=273
+  _globals['_STARTREQUEST']._serialized_start=275
+  _globals['_STARTREQUEST']._serialized_end=331
+  _globals['_STARTRESPONSE']._serialized_start=333
+  _globals['_STARTRESPONSE']._serialized_end=386
+  _globals['_FOLLOWREQUEST']._serialized_start=389
+  _globals['_FOLLOWREQUEST']._serialized_end=613
+  _globals['_ATTACH']._serialized_start=616
+  _globals['_ATTACH']._serialized_end=781
+  _globals['_VALIDATE']._serialized_start=783
+  _globals['_VALIDATE']._serialized_end=813
+  _globals['_DONE']._serialized_start=815
+  _globals['_DONE']._serialized_end=841
+  _globals['_ABANDON']._serialized_start=843
+  _globals['_ABANDON']._serialized_end=868
+  _globals['_HEARTBEAT']._serialized_start=870
+  _globals['_HEARTBEAT']._serialized_end=896
+  _globals['_FOLLOWEVENT']._serialized_start=899
+  _globals['_FOLLOWEVENT']._serialized_end=1176
+  _globals['_ATTACHED']._serialized_start=1179
+  _globals['_ATTACHED']._serialized_end=1333
+  _globals['_KVREADY']._serialized_start=1335
+  _globals['_KVREADY']._serialized_end=1427
+  _globals['_FINISHED']._serialized_start=1430
+  _globals['_FINISHED']._serialized_end=1626
+  _globals['_VALIDATED']._serialized_start=1628
+  _globals['_VALIDATED']._serialized_end=1674
+  _globals['_REVOKED']._serialized_start=1676
+  _globals['_REVOKED']._serialized_end=1720
+  _globals['_RELEASEREQUEST']._serialized_start=1722
+  _globals['_RELEASEREQUEST']._serialized_end=1778
+  _globals['_RELEASERESPONSE']._serialized_start=1780
+  _globals['_RELEASERESPONSE']._serialized_end=1797
+  _globals['_PREFILL']._serialized_start=1800
+  _globals['_PREFILL']._serialized_end=2005
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,1 @@
+"""The arithmetic of a layer, one file (or folder) for each kind of machine."""

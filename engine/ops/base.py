@@ -1,0 +1,112 @@
+"""The seam between what a decoder computes and how a machine computes it.
+
+A model is written once, over `Ops`. `torch_ops` is the reference and runs anywhere; other implementations
+keep its results to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+
+class Activation(StrEnum):
+    """What a gated feed-forward layer applies to its gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root mean square norm (Zhang and Sennrich, 2019), computed in fp32. `weight` is [H]."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms over single heads before rotation (Qwen3, Gemma 3): weights [head_dim]."""
+
+    query: Norm
+    key: Norm
+
+
+class Linear(Protocol):
+    """A weight matrix with its bias, laid out for the machine by `Ops.pack`. Opaque but for its sizes."""
+
+    @property
+    def in_features(self) -> int:
+        """Inputs."""
+        ...
+
+    @property
+    def out_features(self) -> int:
+        """Outputs."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What one pass reads from memory."""
+        ...
+
+
+class Ops(Protocol):
+    """The operations of a decoder layer. T is the number of tokens in the flat batch.
+
+    Results may live in buffers that the next call of the same operation overwrites: use or copy them first.
+    """
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Lays out a weight [out, in] and a bias [out]; neither is kept."""
+        ...
+
+    def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Norm over the last dimension; shape as given."""
+        ...
+
+    def linear(
+        self,
+        hidden: torch.Tensor,
+        linear: Linear,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """linear(norm(hidden)): [T, in] to [T, out].
+
+        With `residual`, [T, out], the result is added to it in place, and it is what is returned.
+        """
+        ...
+
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        """Norms and rotates query and key heads in place; value heads are left alone.
+
+        Rotary position embedding, half-split form (Su et al., 2021, as in GPT-NeoX). Where the angles cover
+        fewer than half of head_dim, the dimensions behind them stay.
+
+        Args:
+            heads: [T, num_heads + 2 * num_kv_heads, head_dim]: query, key, value.
+            cos: [T, R], fp32, R at most head_dim / 2.
+            sin: as cos.
+            num_heads: query heads.
+            num_kv_heads: key heads, and value heads.
+            norms: applied first.
+        """
+        ...
+
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up: [T, 2 * I], gate first, to [T, I]."""
+        ...
