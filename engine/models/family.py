@@ -6,10 +6,10 @@ the computation and is not computed must be refused here by name, never skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.models.config import ModelConfig
+from engine.models.config import Experts, ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.fields import RawConfig, boolean, positive_float, positive_int, require_neutral
 from engine.models.rope import DEFAULT_THETA, merged_settings, read_rope
@@ -57,24 +57,24 @@ def read_decoder_config(
     source: ConfigSource,
     *,
     family: str,
-    defaults: RawConfig | None = None,
     activation_key: str = "hidden_act",
+    default_theta: float = DEFAULT_THETA,
     partial_rotary: bool = False,
 ) -> ModelConfig:
     """Reads what decoders have in common; all layers attend to the whole context.
 
     Args:
-        source: config.json and what belongs to it.
+        source: config.json, with what the family means where a key is left out, and what belongs to it.
         family: name for error messages.
-        defaults: values of keys that a file may leave out because the family's default is meant.
         activation_key: the key that names the activation.
+        default_theta: the rotary base where the file names none.
         partial_rotary: whether the family rotates a part of each head where the file says so.
 
     Raises:
         UnsupportedModelError: quantized weights, or a rotary embedding or an activation that is not computed.
         CheckpointError: a value is missing or makes no sense.
     """
-    raw = {**(defaults or {}), **source.raw}
+    raw = source.raw
     if raw.get("quantization_config") is not None:
         raise UnsupportedModelError("config.json: quantization_config is not supported")
     hidden = positive_int(raw, "hidden_size")
@@ -88,8 +88,12 @@ def read_decoder_config(
     head_dim = positive_int(raw, "head_dim", hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim {head_dim} is odd, which rotary embedding cannot be")
+    require_neutral(raw, {"rope_interleaved": False})
+    rope_settings = merged_settings(raw, default_theta)
+    if not partial_rotary:
+        require_neutral(rope_settings, {"partial_rotary_factor": 1.0})
     rope, limit = read_rope(
-        rope_settings(raw, partial_rotary),
+        rope_settings,
         head_dim=head_dim,
         max_position_embeddings=positive_int(raw, "max_position_embeddings"),
         context_length=source.context_length,
@@ -116,13 +120,25 @@ def read_decoder_config(
     )
 
 
-def rope_settings(raw: RawConfig, partial_rotary: bool = False) -> dict[str, object]:
-    """The rotary settings of a model whose layers are all rotated alike."""
-    require_neutral(raw, {"rope_interleaved": False})
-    settings = merged_settings(raw, DEFAULT_THETA)
-    if not partial_rotary:
-        require_neutral(settings, {"partial_rotary_factor": 1.0})
-    return settings
+def read_experts(
+    raw: RawConfig, count_key: str, size_key: str, normalized: bool, layers: Iterable[int]
+) -> Experts:
+    """Reads a mixture of experts.
+
+    Args:
+        raw: config.json.
+        count_key: names the experts of a layer.
+        size_key: names the intermediate size of one.
+        normalized: whether the weights of a token's experts are made to sum to 1.
+        layers: those that have experts.
+
+    Raises:
+        CheckpointError: a value that makes no sense.
+    """
+    count, per_token = positive_int(raw, count_key), positive_int(raw, "num_experts_per_tok")
+    if per_token > count:
+        raise CheckpointError(f"config.json: a token cannot go to {per_token} of {count} experts")
+    return Experts(count, per_token, positive_int(raw, size_key), normalized, frozenset(layers))
 
 
 def uniform_window(raw: RawConfig, num_layers: int, absent: int | None) -> tuple[int, ...]:
