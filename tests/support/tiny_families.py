@@ -104,11 +104,15 @@ VARIETIES: dict[str, Variety] = {
         },
     ),
     "qwen3 moe": Variety(Qwen3MoeConfig, {"head_dim": 16, "norm_topk_prob": True, **_EXPERTS}),
-    "qwen3 moe sparse": Variety(Qwen3MoeConfig, {"mlp_only_layers": [0], "decoder_sparse_step": 2, **_EXPERTS}),
+    "qwen3 moe sparse": Variety(
+        Qwen3MoeConfig, {"mlp_only_layers": [0], "decoder_sparse_step": 2, **_EXPERTS}
+    ),
     "mistral": Variety(MistralConfig, {"sliding_window": WINDOW}),
     "mistral full": Variety(MistralConfig, {"sliding_window": None, "head_dim": 32}),
     "mixtral": Variety(MixtralConfig, {"num_local_experts": 4}),
-    "gemma2": Variety(Gemma2Config, {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
+    "gemma2": Variety(
+        Gemma2Config, {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    ),
     "gemma3": Variety(
         Gemma3TextConfig,
         {
