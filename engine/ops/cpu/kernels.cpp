@@ -531,9 +531,26 @@ struct Attention {
     }
   }
 
+  // The tile to fetch while another is worked on: blocks lie far apart, where no hardware foresees them.
+  struct Ahead { const Work* work; long start, count; };
+  Ahead ahead_of(const Work& w, long start, const Work* after) const {
+    long end = last(w) + 1;
+    if (start < end) return {&w, start, std::min(KEYS, end - start)};
+    if (!after) return {nullptr, 0, 0};
+    start = oldest(position(*after, after->first)) / KEYS * KEYS;
+    return {after, start, std::min(KEYS, last(*after) + 1 - start)};
+  }
+  long last(const Work& w) const { return position(w, w.first + w.tokens - 1); }
+
+  const float* row_of(const Work& w, long position) const {
+    long block = s.tables[w.sequence * s.table_width + position / s.block_size];
+    return y.kv + block * s.block_stride + (w.head * s.block_size + position % s.block_size) * s.head_dim;
+  }
+
   // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]. Keys before `oldest` are
   // seen by nobody, and their blocks may be somebody else's: they count as zeros.
-  void gather(const Work& w, long start, long count, long oldest, float* keys, float* values) const {
+  void gather(const Work& w, long start, long count, long oldest, const Ahead& ahead, float* keys,
+              float* values) const {
     const float* rows[KEYS];
     alignas(64) static const float zeros[512] = {};
     long d = s.head_dim;
@@ -542,10 +559,15 @@ struct Attention {
       rows[i] = zeros;
       if (at < oldest) std::memset(values + i * d, 0, d * sizeof(float));
       if (at < oldest || i >= count) continue;
-      long block = s.tables[w.sequence * s.table_width + at / s.block_size];
-      rows[i] = y.kv + block * s.block_stride + (w.head * s.block_size + at % s.block_size) * d;
+      rows[i] = row_of(w, at);
       const float* value = rows[i] + s.kv_heads * s.block_size * d;
       for (long j = 0; j < d; j += W) store(values + i * d + j, load(value + j));
+      if (i >= ahead.count) continue;
+      const float* next = row_of(*ahead.work, ahead.start + i);
+      for (long j = 0; j < d; j += 16) {
+        __builtin_prefetch(next + j, 0, 2);
+        __builtin_prefetch(next + s.kv_heads * s.block_size * d + j, 0, 2);
+      }
     }
     for (long i = 0; i < count; i += W)
       for (long j = 0; j < d; j += W) {
@@ -615,15 +637,16 @@ struct Attention {
   }
 
   // Attends to the keys of one span.
-  void attend(const Work& w, long span, const Running& r, const float* query, float* memory) const {
+  void attend(const Work& w, const Work* after, long span, const Running& r, const float* query,
+              float* memory) const {
     long rows = w.tokens * group, d = s.head_dim;
     float *keys = memory, *values = keys + KEYS * d, *scores = values + KEYS * d;
     clear(r, rows);
-    long end = std::min((span + 1) * SPAN, position(w, w.first + w.tokens - 1) + 1);
+    long end = std::min((span + 1) * SPAN, last(w) + 1);
     long seen = oldest(position(w, w.first)), begin = std::max(span * SPAN, seen / KEYS * KEYS);
     for (long start = begin; start < end; start += KEYS) {
       long count = std::min(KEYS, end - start), wide = (count + W - 1) / W * W;
-      gather(w, start, count, seen, keys, values);
+      gather(w, start, count, seen, ahead_of(w, start + KEYS, after), keys, values);
       for (long row = 0; row < rows; row += MR) {
         long taken = std::min<long>(MR, rows - row);
         product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
@@ -648,8 +671,8 @@ struct Attention {
     }
   }
 
-  // The spans [begin, end) of one tile of queries, into `total`.
-  void spans(const Work& w, long begin, long end, const Running& total) const {
+  // The spans [begin, end) of one tile of queries, into `total`. `after` is what this thread does next, or null.
+  void spans(const Work& w, const Work* after, long begin, long end, const Running& total) const {
     static thread_local Scratch<float> scratch;
     long rows = w.tokens * group, d = s.head_dim;
     float* memory = scratch.get(rows * d + floats_of(rows) + KEYS * (2 * d + MR));
@@ -660,9 +683,9 @@ struct Attention {
     }
     Running part = running(memory + rows * d, rows);
     float* tiles = memory + rows * d + floats_of(rows);
-    attend(w, begin, total, query, tiles);
+    attend(w, after, begin, total, query, tiles);
     for (long span = begin + 1; span < end; ++span) {
-      attend(w, span, part, query, tiles);
+      attend(w, after, span, part, query, tiles);
       merge(total, part, rows);
     }
   }
@@ -683,18 +706,22 @@ struct Attention {
     }
     long items = works.size();
     auto range = [&](const Work& w) {
-      return std::pair{oldest(position(w, w.first)) / SPAN, position(w, w.first + w.tokens - 1) / SPAN + 1};
+      return std::pair{oldest(position(w, w.first)) / SPAN, last(w) / SPAN + 1};
     };
     static thread_local Scratch<float> shared;
     long size = floats_of(each * group);
     if (items >= 4L * pool.threads() || most == 1 || pool.threads() == 1) {
-      pool.run(items, [&](long i) {
+      long parts = std::min(items, 8L * pool.threads());
+      pool.run(parts, [&](long part) {
         static thread_local Scratch<float> own;
-        const Work& w = works[i];
-        Running total = running(own.get(size), w.tokens * group);
-        auto [begin, end] = range(w);
-        spans(w, begin, end, total);
-        finish(w, total);
+        long stop = items * (part + 1) / parts;
+        for (long i = items * part / parts; i < stop; ++i) {
+          const Work& w = works[i];
+          Running total = running(own.get(size), w.tokens * group);
+          auto [begin, end] = range(w);
+          spans(w, i + 1 < stop ? &works[i + 1] : nullptr, begin, end, total);
+          finish(w, total);
+        }
       });
       return;
     }
@@ -704,7 +731,7 @@ struct Attention {
       const Work& w = works[i / most];
       auto [begin, end] = range(w);
       long span = i % most;
-      if (span >= begin && span < end) spans(w, span, span + 1, running(memory + i * size, w.tokens * group));
+      if (span >= begin && span < end) spans(w, nullptr, span, span + 1, running(memory + i * size, w.tokens * group));
     });
     for (long i = 0; i < items; ++i) {
       const Work& w = works[i];
