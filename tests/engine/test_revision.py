@@ -52,3 +52,8 @@ def test_corrupt_weights_have_no_revision(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError):
         model_revision(folder)
+
+
+def test_quantised_weights_are_another_model(folder: Path) -> None:
+    assert model_revision(folder, "none") == model_revision(folder)
+    assert model_revision(folder, "int8") != model_revision(folder)
