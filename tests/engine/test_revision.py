@@ -51,15 +51,20 @@ def test_another_config_is_another_model(folder: Path) -> None:
 
 def test_the_context_length_counts_where_rotation_depends_on_it(tmp_path: Path) -> None:
     plain = tiny_variety(tmp_path / "plain", "llama yarn")
-    assert model_revision(plain, 50) == model_revision(plain, 128) == model_revision(plain)
+    assert model_revision(plain, context_length=50) == model_revision(plain, context_length=128) == model_revision(plain)
     longrope = tiny_variety(tmp_path / "longrope", "phi3 longrope")
-    assert model_revision(longrope, 33) == model_revision(longrope, 256) == model_revision(longrope)
-    assert model_revision(longrope, 32) != model_revision(longrope)
+    assert model_revision(longrope, context_length=33) == model_revision(longrope, context_length=256) == model_revision(longrope)
+    assert model_revision(longrope, context_length=32) != model_revision(longrope)
     dynamic = tiny_variety(tmp_path / "dynamic", "llama dynamic")
-    assert len({model_revision(dynamic, length) for length in (32, 33, 100)}) == 3
+    assert len({model_revision(dynamic, context_length=length) for length in (32, 33, 100)}) == 3
 
 
 def test_corrupt_weights_have_no_revision(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError):
         model_revision(folder)
+
+
+def test_quantised_weights_are_another_model(folder: Path) -> None:
+    assert model_revision(folder, "none") == model_revision(folder)
+    assert model_revision(folder, "int8") != model_revision(folder)
