@@ -154,7 +154,7 @@ class Harness:
         self._names += 1
         own = {
             key: changes.pop(key)
-            for key in ("deadline", "request_id", "trace", "cache_salt")
+            for key in ("deadline", "request_id", "trace", "cache_salt", "priority")
             if key in changes
         }
         values: dict[str, Any] = {"request_id": f"request-{self._names}"} | own
