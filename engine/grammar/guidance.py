@@ -202,7 +202,8 @@ def _read(tokenizer_file: Path) -> Tokenizer:
 
 def _add_stand_in(tokenizer: Tokenizer) -> int:
     tokenizer.add_special_tokens([AddedToken("<|kvrelay:end|>", special=True, normalized=False)])
-    token_id: int = tokenizer.token_to_id("<|kvrelay:end|>")
+    token_id = tokenizer.token_to_id("<|kvrelay:end|>")
+    assert token_id is not None, "it was just added"
     return token_id
 
 

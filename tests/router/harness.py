@@ -13,7 +13,7 @@ from kvrelay.v1 import router_pb2
 from prefix_index.index import IndexMatch, IndexUnavailableError
 from router.config import RouterConfig
 from router.core import RouterCore
-from router.generation import GenerationEnd, GenerationRequest, ResolvedSampling, TokenDelta
+from router.generation import GenerationEnd, GenerationRequest, ResolvedSampling, TokenDelta, TokenLogprobs
 from tests.support.fake_workers import FakeDecodeWorker, FakePrefillWorker, FakeWorker
 
 BLOCK_SIZE = 4
@@ -47,6 +47,7 @@ class Collected:
 
     tokens: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: GenerationEnd | None = None
 
 
@@ -177,6 +178,7 @@ class Harness:
                         case TokenDelta():
                             collected.indices += range(event.index, event.index + len(event.token_ids))
                             collected.tokens += event.token_ids
+                            collected.logprobs += event.logprobs
                             if on_delta is not None:
                                 on_delta()
                         case GenerationEnd():
