@@ -32,7 +32,8 @@ class ParseInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
     """Ends calls of one service whose one request message cannot be parsed with INVALID_ARGUMENT.
 
     Args:
-        service: full name; its handlers are coroutines that write their answers to the context or return them.
+        service: full name; its handlers are coroutines, which write their answers to the context or return
+            them.
     """
 
     def __init__(self, service: str) -> None:
@@ -68,4 +69,5 @@ class ParseInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
             else grpc.unary_unary_rpc_method_handler
         )
         parse = handler.request_deserializer
-        return make(answer, parse and _lenient(parse), handler.response_serializer)
+        made: Handler = make(answer, parse and _lenient(parse), handler.response_serializer)
+        return made
