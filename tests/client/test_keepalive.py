@@ -10,13 +10,16 @@ from tests.client.silent_relay import SilentRelay
 
 
 def test_a_silent_router_is_unavailable() -> None:
-    with serving(Server(stall)) as server, SilentRelay(server.port).running() as relay:
-        with Client(f"127.0.0.1:{relay.port}", retries=0, keepalive=1.0) as client:
-            stream = client.stream("go")
-            assert next(stream).text == "Hel"
-            relay.silence()
-            with pytest.raises(UnavailableError):
-                next(stream)
+    with (
+        serving(Server(stall)) as server,
+        SilentRelay(server.port).running() as relay,
+        Client(f"127.0.0.1:{relay.port}", retries=0, keepalive=1.0) as client,
+    ):
+        stream = client.stream("go")
+        assert next(stream).text == "Hel"
+        relay.silence()
+        with pytest.raises(UnavailableError):
+            next(stream)
 
 
 async def test_a_silent_router_is_unavailable_also_for_asyncio() -> None:

@@ -16,9 +16,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 CHATS: dict[str, dict[str, Any]] = {
     "openai-python, all that it names, at rest": {
-        "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "max_completion_tokens": 8, "metadata": {},
+        "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "max_completion_tokens": 8,
+        "metadata": {},
         "modalities": ["text"], "n": 1, "parallel_tool_calls": True, "presence_penalty": 0, "seed": 1,
-        "service_tier": "auto", "stop": None, "store": False, "temperature": 1, "tool_choice": "none", "tools": [],
+        "service_tier": "auto", "stop": None, "store": False, "temperature": 1, "tool_choice": "none",
+        "tools": [],
         "top_logprobs": None, "top_p": 1, "user": "u", "response_format": {"type": "text"},
         "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "medium",
     },
@@ -39,7 +41,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "langchain-openai": {"stream_options": {"include_usage": True}, "temperature": 0.7},
     "llm": {"stream_options": {"include_usage": True}},
     "aiperf": {
-        "stream_options": {"include_usage": True}, "max_completion_tokens": 8, "min_tokens": 8, "ignore_eos": True,
+        "stream_options": {"include_usage": True}, "max_completion_tokens": 8, "min_tokens": 8,
+        "ignore_eos": True,
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "u"}],
     },
     "guidellm": {

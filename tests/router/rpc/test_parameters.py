@@ -29,7 +29,8 @@ async def test_every_option_arrives_as_it_does_over_http(doors: Doors) -> None:
     options: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "typical_p": 0.5,
         "presence_penalty": -2.0, "frequency_penalty": 0.5, "repetition_penalty": 1.5,
-        "bad_words": ["ab", " c"], "allowed_token_ids": [3, 4], "seed": 5, "max_tokens": 9, "min_tokens": 2, "stop": ["x"],
+        "bad_words": ["ab", " c"], "allowed_token_ids": [3, 4], "seed": 5, "max_tokens": 9, "min_tokens": 2,
+        "stop": ["x"],
         "stop_token_ids": [5, 6], "include_stop_str_in_output": True, "ignore_eos": True,
         "skip_special_tokens": False, "spaces_between_special_tokens": False, "n": 2, "best_of": 3,
         "echo": True, "logprobs": 2, "prompt_logprobs": 3,
