@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
+from router.config import ORIGIN
 from router.policies.registry import policy_names
 
 
@@ -74,9 +75,15 @@ class RouterSpec(_Section):
     grpc_port: Port = Field(default=8001, description="gRPC; 0 takes a free one.")
     policy: str = Field(default="cost", description="File name in router/policies.")
     force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
-    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
-    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    max_running: int = Field(
+        default=256, ge=1, description="Generations at once: prompts times choices of all requests."
+    )
+    max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
+    cors_origins: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Origins (http://host:port) whose pages may call from a browser; * for all.",
+    )
     external: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
         description=(
@@ -84,6 +91,14 @@ class RouterSpec(_Section):
             "started here, and of this section only max_running counts, the sum over all of them."
         ),
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not re.fullmatch(ORIGIN, origin):
+                raise ValueError(f"{origin!r} is neither http(s)://host:port nor *")
+        return value
 
     @field_validator("external")
     @classmethod

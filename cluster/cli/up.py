@@ -28,6 +28,7 @@ def up(
     http_port: options.HttpPort = None,
     grpc_port: options.GrpcPort = None,
     host: options.Host = None,
+    cors_origin: options.CorsOrigin = None,
     force_remote_prefill: options.ForceRemotePrefill = None,
     api_key: options.ApiKey = None,
     name: options.Name = None,
@@ -50,6 +51,7 @@ def up(
         http_port=http_port,
         grpc_port=grpc_port,
         host=host,
+        cors_origin=cors_origin,
         force_remote_prefill=force_remote_prefill,
         api_key=api_key,
     )

@@ -16,7 +16,7 @@ from router.auth import ApiKeys
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app
 from router.http.server import HttpServer
-from router.prepare import ServedModel
+from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, inference_server
 from router.serving import Serving
@@ -60,12 +60,15 @@ class Doors:
 
 @asynccontextmanager
 async def open_doors(
-    folder: Path, dispatcher: ScriptedDispatcher, keys: tuple[str, ...] = ()
+    folder: Path,
+    dispatcher: ScriptedDispatcher,
+    keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Doors]:
     """Serves until the block ends."""
     serving = Serving(served_model(folder), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
-    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test")
+    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test", cors_origins)
     http = HttpServer(app, "127.0.0.1", 0)
     door = InferenceDoor(serving, metrics)
     rpc = inference_server("127.0.0.1", 0, door, ApiKeys(keys), MAX_BODY_BYTES)
