@@ -13,6 +13,7 @@ from typing import NoReturn
 from urllib.parse import unquote
 
 from router.errors import InvalidRequestError
+from router.structured.alternatives import exclusive
 from router.structured.patterns import pattern_problem
 
 MAX_DEPTH = 64
@@ -90,6 +91,7 @@ def checked_schema(schema: object, path: str, strict: bool = False) -> CheckedSc
     walk = _Walk(strict)
     cleaned = walk.schema(schema, root, 0)
     walk.check_references()
+    walk.resolve_alternatives()
     if strict and (not isinstance(cleaned, dict) or cleaned.get("type") != "object"):
         refuse(root, "strict mode needs a root of the type 'object'")
     return CheckedSchema(cleaned, tuple(walk.places))
@@ -148,6 +150,23 @@ class _Walk:
                     refuse(place, f"{target!r} leads to no schema")
                 target = found.get("$ref") if isinstance(found, dict) else None
 
+    def resolve_alternatives(self) -> None:
+        """Makes each `oneOf` that is one by itself an `anyOf`."""
+        for schema in self._found.values():
+            alternatives = schema.get("oneOf") if isinstance(schema, dict) else None
+            if isinstance(alternatives, list) and exclusive(alternatives, self._followed):
+                assert isinstance(schema, dict)
+                if "anyOf" not in schema:
+                    # Rebuilt in place: the order of members is the order of an answer's.
+                    members = [("anyOf" if name == "oneOf" else name, schema[name]) for name in schema]
+                    schema.clear()
+                    schema.update(members)
+
+    def _followed(self, schema: object) -> object:
+        while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+            schema = self._found[unquote(str(schema["$ref"])[1:])]
+        return schema
+
     def _identification(self, keyword: str, content: object, place: Place) -> None:
         if not isinstance(content, str):
             refuse(place, "must be a string")
@@ -189,6 +208,7 @@ def _subschemas(walk: _Walk, value: object, place: Place, depth: int) -> object:
 def _named_schemas(walk: _Walk, value: object, place: Place, depth: int) -> object:
     if not isinstance(value, dict):
         refuse(place, "must be an object of schemas")
+    _constant(walk, list(value), place, depth)
     return {name: walk.schema(item, place.member(name), depth + 1) for name, item in value.items()}
 
 
@@ -198,6 +218,22 @@ def _pattern_schemas(walk: _Walk, value: object, place: Place, depth: int) -> ob
     for pattern in schemas:
         _pattern(walk, pattern, place.member(pattern), depth)
     return schemas
+
+
+def _can_be_written(value: object) -> bool:
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str) and any(
+            (character < " " and character not in "\b\f\n\r\t") or "\ud800" <= character <= "\udfff"
+            for character in part
+        ):
+            return False
+        if isinstance(part, dict):
+            pending.extend((*part.keys(), *part.values()))
+        elif isinstance(part, list):
+            pending.extend(part)
+    return True
 
 
 def _type(walk: _Walk, value: object, place: Place, depth: int) -> object:
@@ -210,16 +246,19 @@ def _type(walk: _Walk, value: object, place: Place, depth: int) -> object:
 def _names(walk: _Walk, value: object, place: Place, depth: int) -> object:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         refuse(place, "must be a list of strings")
-    return value
+    return _constant(walk, value, place, depth)
 
 
 def _values(walk: _Walk, value: object, place: Place, depth: int) -> object:
     if not isinstance(value, list) or not value:
         refuse(place, "must be a list of at least one value")
-    return value
+    return _constant(walk, value, place, depth)
 
 
-def _anything(walk: _Walk, value: object, place: Place, depth: int) -> object:
+def _constant(walk: _Walk, value: object, place: Place, depth: int) -> object:
+    # As in an answer, where they cannot be written: escapes by number would give names a second spelling.
+    if not _can_be_written(value):
+        refuse(place, "has control characters or lone surrogates, which cannot be generated")
     return value
 
 
@@ -267,7 +306,7 @@ def _reference(walk: _Walk, value: object, place: Place, depth: int) -> object:
 _KEYWORDS: Mapping[str, _Check] = {
     "type": _type,
     "enum": _values,
-    "const": _anything,
+    "const": _constant,
     "anyOf": _subschemas,
     "oneOf": _subschemas,
     "allOf": _subschemas,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 
-_MAX_LENGTH = 4096
+MAX_LENGTH = 4096
 # Letters that mean the same after a backslash; any punctuation does too.
 _ESCAPES = frozenset("dwsSntrfvxu")
 _INSTEAD = {"D": "[^0-9]", "W": "[^A-Za-z0-9_]"}
@@ -17,8 +17,8 @@ _INSTEAD = {"D": "[^0-9]", "W": "[^A-Za-z0-9_]"}
 
 def pattern_problem(pattern: str) -> str | None:
     """What keeps a pattern from being used, for the client; None for a good one."""
-    if len(pattern) > _MAX_LENGTH:
-        return f"is longer than {_MAX_LENGTH} characters"
+    if len(pattern) > MAX_LENGTH:
+        return f"is longer than {MAX_LENGTH} characters"
     problem = _scan(pattern)
     if problem is None:
         try:

@@ -151,7 +151,9 @@ def _function(definition: FunctionDefinition, index: int) -> Function:
     kinds = parameters.get("type", "object")
     if kinds != "object":
         raise InvalidRequestError(
-            f"{param}.type must be 'object': a call's arguments are one.", f"{param}.type", "invalid_json_schema"
+            f"{param}.type must be 'object': a call's arguments are one.",
+            f"{param}.type",
+            "invalid_json_schema",
         )
     return Function(
         definition.name, json.dumps({"type": "object", **parameters}), bool(definition.strict), param

@@ -20,18 +20,26 @@ class CallForm:
     """How a family marks a call, whose body is a JSON object.
 
     Attributes:
+        arguments: name of the member that holds the arguments.
         start: marker before a call.
         end: marker after it; empty where there is none.
         bare: a call may also stand at the start of an answer without its marker, or follow another one.
         hidden: the markers are no part of the text where a call turns out to be none.
         separator: character between two calls, beside white space; empty for none.
+        parallel: the family writes several calls in one answer.
+        lead: white space around the object where calls are generated under a grammar.
+        between: the same between two calls.
     """
 
+    arguments: str
     start: str
     end: str = ""
     bare: bool = False
     hidden: bool = False
     separator: str = ""
+    parallel: bool = False
+    lead: str = ""
+    between: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: the model's own JSON text. It is valid unless the model broke off or erred."""
+    """More of a call's arguments, the model's own text: JSON unless the model erred or was cut off."""
 
     index: int
     text: str

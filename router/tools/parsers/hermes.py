@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from router.tools.parsers.base import CallForm
 
-FORM = CallForm(start="<tool_call>", end="</tool_call>")
-ARGUMENTS = "arguments"
-PARALLEL = True
+FORM = CallForm(
+    arguments="arguments",
+    start="<tool_call>",
+    end="</tool_call>",
+    parallel=True,
+    lead="\n",
+    between="\n",
+)

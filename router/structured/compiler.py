@@ -1,0 +1,146 @@
+"""Proves before dispatch, off the event loop and with a cache, that the engine will take a grammar."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLTokenizer
+
+from router.errors import InvalidRequestError
+from router.generation import GrammarSpec
+from router.structured.json_schema import CheckedSchema, Place, Schema
+from router.structured.language import guided
+from router.structured.wanted import Draft, Wanted, draft
+
+CACHED = 256
+# Compilations at once: they are arithmetic, and requests without a grammar need the cores too.
+_WORKERS = 2
+# Subschemas that are compiled one by one to find the one at fault.
+_MAX_SEARCHED = 200
+_WHOLE = "kv_whole"
+
+
+class GrammarCompiler:
+    """Grammars of one model's requests.
+
+    Args:
+        tokenizer_json: gives the model's tokenizer as the `tokenizers` library writes it.
+        vocab_size: rows of the model's embedding.
+        eos_token_ids: ids at which the model ends an answer.
+    """
+
+    def __init__(
+        self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos = sorted(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._slots = asyncio.Semaphore(_WORKERS)
+        self._cache: OrderedDict[Wanted, GrammarSpec | InvalidRequestError] = OrderedDict()
+
+    async def resolve(self, wanted: Wanted) -> GrammarSpec | None:
+        """The grammar that keeps answers to what is wanted; None where nothing is.
+
+        Raises InvalidRequestError, with the path of the element at fault.
+        """
+        if not wanted.constrained:
+            return None
+        found = self._cached(wanted)
+        if found is None:
+            async with self._slots:
+                # Another request may have wanted the same meanwhile.
+                found = self._cached(wanted)
+                if found is None:
+                    found = await asyncio.to_thread(self._compile, wanted)
+                    self._cache[wanted] = found
+                    if len(self._cache) > CACHED:
+                        self._cache.popitem(last=False)
+        if isinstance(found, InvalidRequestError):
+            raise InvalidRequestError(found.message, found.param, found.code)
+        return found
+
+    def _cached(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError | None:
+        found = self._cache.get(wanted)
+        if found is not None:
+            self._cache.move_to_end(wanted)
+        return found
+
+    def _compile(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
+        try:
+            drafted = draft(wanted)
+        except InvalidRequestError as error:
+            return error
+        problem = self._problem(_engine_form(drafted.spec))
+        return drafted.spec if problem is None else self._error(drafted, problem)
+
+    def _problem(self, grammar: str) -> str | None:
+        matcher = LLMatcher(self._shared_tokenizer(), grammar, log_level=0)
+        if not matcher.is_error() and not any(matcher.compute_bitmask()) and not matcher.is_error():
+            return "no answer matches it"
+        return matcher.get_error() if matcher.is_error() else None
+
+    def _shared_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos or None
+            )
+        return self._tokenizer
+
+    def _error(self, drafted: Draft, problem: str) -> InvalidRequestError:
+        for checked in drafted.schemas:
+            found = self._at_fault(checked)
+            if found is not None:
+                place, reason = found
+                return InvalidRequestError(
+                    f"Invalid {place.path!r}: {reason}.", place.path, "invalid_json_schema"
+                )
+        text = _first_lines(problem)
+        return InvalidRequestError(f"Invalid {drafted.param!r}: {text}.", drafted.param, "invalid_grammar")
+
+    def _at_fault(self, checked: CheckedSchema) -> tuple[Place, str] | None:
+        """The innermost subschema that fails for the reason that the whole schema fails for."""
+        reason = self._schema_problem(checked.schema)
+        if reason is None:
+            return None
+        whole = _moved(checked.schema)
+        for place in sorted(checked.places, key=lambda each: -each.pointer.count("/"))[:_MAX_SEARCHED]:
+            part: Schema = {"$defs": {_WHOLE: whole}, "$ref": f"#/$defs/{_WHOLE}{place.pointer}"}
+            if self._schema_problem(part) == reason:
+                return place, reason
+        return checked.places[0], reason
+
+    def _schema_problem(self, schema: Schema) -> str | None:
+        problem = self._problem(_engine_form(GrammarSpec("json_schema", guided(schema))))
+        return None if problem is None else _first_lines(problem)
+
+
+def _engine_form(spec: GrammarSpec) -> str:
+    match spec.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(spec.source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(spec.source)
+
+
+def _moved(schema: object) -> object:
+    """The schema as it reads one level down, under `$defs`."""
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: f"#/$defs/{_WHOLE}{value[1:]}" if name == "$ref" and isinstance(value, str) else _moved(value)
+        for name, value in schema.items()
+    }
+
+
+def _first_lines(problem: str) -> str:
+    """The message without the excerpt of the grammar, which is ours and not the client's."""
+    lines = [line.strip() for line in problem.splitlines()]
+    kept = [line for line in lines if line and "|" not in line and set(line) != {"^"}]
+    return " ".join(kept).removesuffix(".")[:500]
