@@ -74,8 +74,10 @@ class RouterSpec(_Section):
     grpc_port: Port = Field(default=8001, description="gRPC; 0 takes a free one.")
     policy: str = Field(default="cost", description="File name in router/policies.")
     force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
-    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
-    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    max_running: int = Field(
+        default=256, ge=1, description="Generations at once: prompts times choices of all requests."
+    )
+    max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
     external: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),

@@ -18,7 +18,7 @@ from router.core import RouterCore
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app, package_version
 from router.http.server import HttpServer
-from router.prepare import ServedModel
+from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, admin_server, inference_server
 from router.serving import Serving
@@ -104,7 +104,9 @@ class Router:
             raise ConfigError("policy", str(error)) from error
         self.serving = Serving(model, self._core.dispatcher)
         metrics = DoorMetrics(self._core.metrics.registry)
-        app = create_app(self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of)
+        app = create_app(
+            self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of, config.cors_origins
+        )
         inference = InferenceDoor(self.serving, metrics)
         with _setting("grpc_port"):
             self._rpc: RpcServer = inference_server(

@@ -42,8 +42,10 @@ class RouterConfig(BaseModel):
     local_prefill_tokens: int = Field(
         default=64, ge=0, description="Up to so many uncached tokens are prefilled by the decode worker."
     )
-    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
-    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    max_running: int = Field(
+        default=256, ge=1, description="Generations at once: prompts times choices of all requests."
+    )
+    max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest HTTP body.")
     max_attempts: int = Field(default=4, ge=1, description="Dispatches of one request before it fails.")
     heartbeat_timeout_s: float = Field(default=3.0, gt=0, description="Silence after which a worker is lost.")
@@ -54,6 +56,9 @@ class RouterConfig(BaseModel):
         default=30.0, ge=0, description="After SIGTERM: how long running requests may go on."
     )
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="Origins whose pages may call the HTTP door from a browser; * for all."
+    )
     log_level: str = "info"
     log_format: str = "json"
     addresses_file: Path | None = Field(

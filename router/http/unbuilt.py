@@ -30,12 +30,7 @@ def _anything(value: object) -> bool:
 
 
 _COMMON: dict[str, Neutral] = {
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "repetition_penalty": _only(1),
     "length_penalty": _only(1),
-    "min_p": _only(0),
-    "logit_bias": _only({}),
     "use_beam_search": _only(False),
     "early_stopping": _only(False),
     "response_format": _only({"type": "text"}),
@@ -44,23 +39,12 @@ _COMMON: dict[str, Neutral] = {
     "guided_regex": _only(),
     "guided_choice": _only(),
     "guided_grammar": _only(),
-    "include_stop_str_in_output": _only(False),
-    "skip_special_tokens": _only(True),
-    "spaces_between_special_tokens": _only(True),
-    "prompt_logprobs": _only(),
-    "truncate_prompt_tokens": _only(),
-    "allowed_token_ids": _only(),
-    "bad_words": _only([]),
-    "priority": _only(0),
-    "metadata": _only({}),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
 }
 
 CHAT: Mapping[str, Neutral] = {
     **_COMMON,
-    "logprobs": _only(False),
-    "top_logprobs": _only(0),
     "best_of": _only(1),
     "echo": _only(False),
     "tools": _only([]),
@@ -74,22 +58,16 @@ CHAT: Mapping[str, Neutral] = {
     "reasoning_effort": _only(),
     "verbosity": _only("medium"),
     "web_search_options": _only(),
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
-    "add_special_tokens": _only(False),
     "chat_template": _only(),
-    "chat_template_kwargs": _only({}),
     "documents": _only([]),
 }
 
 COMPLETION: Mapping[str, Neutral] = {
     **_COMMON,
-    "logprobs": _only(),
-    "best_of": _only(1),
-    "echo": _only(False),
     "suffix": _only(""),
-    "add_special_tokens": _only(True),
 }
+
+TOKENIZE: Mapping[str, Neutral] = {"chat_template": _only(), "tools": _only([])}
 
 # Beside role, content and name: what clients send back of an assistant's earlier message.
 MESSAGE: Mapping[str, Neutral] = {

@@ -13,12 +13,13 @@ import grpc
 
 from kvrelay.v1 import inference_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceServicer
+from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
 from router.door_metrics import DoorMetrics
 from router.errors import InvalidRequestError
 from router.generation import GenerationError
 from router.rpc.status import RpcStatus, rpc_status
 from router.rpc.translate import client_request, end_response, prompt_of
-from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
+from router.serving import Serving
 from telemetry.logs import bind_request, fields
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,11 @@ import time
 from pydantic import ValidationError
 
 from kvrelay.v1 import common_pb2, inference_pb2
+from router.choice_events import ChoiceEnd, UsageCount
 from router.errors import InvalidRequestError, from_validation
-from router.prepare import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt, new_request_id
+from router.prepare import ClientRequest, new_request_id
+from router.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.sampling_options import SamplingOptions
-from router.serving import ChoiceEnd, UsageCount
 
 _SCALARS = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens", "ignore_eos", "n")
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 import jinja2
@@ -125,21 +126,68 @@ class ChatTemplate:
         config = read_json_object(path) if path.exists() else {}
         return cls(_template_source(folder, config), _special_tokens(config), str(folder))
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Prompt of a chat, ending where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = MappingProxyType({}),
+        max_characters: int | None = None,
+    ) -> str:
+        """Prompt of a chat.
 
-        Raises ChatTemplateError where there is no template or the template refuses the messages.
+        Args:
+            messages: as the template reads them.
+            add_generation_prompt: it ends where the assistant's answer begins.
+            continue_final_message: it ends with the last message's text, cut off before what the template
+                puts behind it.
+            variables: of the template, beside those that are set here.
+            max_characters: of the prompt; None for no limit.
+
+        Raises ChatTemplateError where there is no template, the template refuses the messages, the prompt
+        would be longer, or a variable has a name that is set here.
         """
         if self._template is None:
             raise ChatTemplateError("this model has no chat template; use completions with a plain prompt")
+        own = {
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+        }
+        taken = sorted(own.keys() & variables.keys())
+        if taken:
+            raise ChatTemplateError(f"chat_template_kwargs must not set {', '.join(taken)}")
+        pieces: list[str] = []
+        size = 0
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            for piece in self._template.generate({**variables, **own}):
+                pieces.append(piece)
+                size += len(piece)
+                if max_characters is not None and size > max_characters:
+                    break
         # A template is the model author's program: it may fail in any way on messages it does not expect.
         except Exception as error:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+        if max_characters is not None and size > max_characters:
+            raise ChatTemplateError(
+                f"the chat makes a prompt of more than {max_characters} characters, which cannot fit this "
+                "model's context length"
+            )
+        prompt = "".join(pieces)
+        return _up_to_last_message(prompt, messages) if continue_final_message else prompt
+
+
+def _up_to_last_message(prompt: str, messages: Sequence[Mapping[str, object]]) -> str:
+    """The prompt up to the end of the last message's text. Templates may strip the text, or its end."""
+    content = messages[-1].get("content")
+    text = content.strip() if isinstance(content, str) else ""
+    begin = prompt.rfind(text) if text else -1
+    if begin < 0:
+        raise ChatTemplateError("the model's chat template does not end with the last message's text")
+    assert isinstance(content, str)
+    kept = content.lstrip()
+    # Spaces at its end stay where the template keeps them.
+    return prompt[: begin + (len(kept) if prompt.startswith(kept, begin) else len(text))]

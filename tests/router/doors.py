@@ -16,7 +16,7 @@ from router.auth import ApiKeys
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app
 from router.http.server import HttpServer
-from router.prepare import ServedModel
+from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, inference_server
 from router.serving import Serving

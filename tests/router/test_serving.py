@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from kvrelay.v1.common_pb2 import Timeline
 from router.answer_text import AnswerText
 from router.generation import ErrorKind, GenerationError, ResolvedSampling
-from router.prepare import ClientRequest, PreparedRequest, TextPrompt
+from router.prepare import ClientRequest, PreparedRequest
+from router.prompts import TextPrompt
 from router.sampling_options import SamplingOptions
-from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
+from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
+from router.serving import Serving
 from router.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.router.doors import HELLO, served_model, until
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says

@@ -118,9 +118,9 @@ class ScriptedDispatcher:
         self.ready = True
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None
+        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
     ) -> AbstractAsyncContextManager[Admission]:
-        return self.queue.admit(deadline, arrived_at)
+        return self.queue.admit(deadline, arrived_at, places)
 
     def generate(self, request: GenerationRequest, admission: Admission) -> ScriptedGeneration:
         script = self.script if isinstance(self.script, Script) else self.script(request)
