@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from cluster.spec_loading import Override
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
 
 _MODEL, _CLUSTER, _DOORS = "Model", "Cluster", "Front doors"
 
@@ -128,6 +130,24 @@ ForceRemotePrefill = Annotated[
         rich_help_panel=_DOORS,
     ),
 ]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(tool_parser_names()),
+        help="How the model writes tool calls. Default: auto, by its chat template.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(reasoning_parser_names()),
+        help="Whether its answers begin with reasoning. Default: auto, by its chat template.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -157,6 +177,8 @@ def deployment_overrides(
     grpc_port: int | None,
     host: str | None,
     force_remote_prefill: bool | None,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
     api_key: str | None,
 ) -> list[Override]:
     """The options as settings of the spec. None: not given."""
@@ -178,5 +200,7 @@ def deployment_overrides(
         Override("router.grpc_port", grpc_port, "--grpc-port"),
         Override("router.host", host, "--host"),
         Override("router.force_remote_prefill", force_remote_prefill, "--force-remote-prefill"),
+        Override("router.tool_parser", tool_parser, "--tool-parser"),
+        Override("router.reasoning_parser", reasoning_parser, "--reasoning-parser"),
         Override("router.api_key", api_key, "--api-key"),
     ]

@@ -28,6 +28,8 @@ def up(
     grpc_port: options.GrpcPort = None,
     host: options.Host = None,
     force_remote_prefill: options.ForceRemotePrefill = None,
+    tool_parser: options.ToolParser = None,
+    reasoning_parser: options.ReasoningParser = None,
     api_key: options.ApiKey = None,
     name: options.Name = None,
 ) -> None:
@@ -49,6 +51,8 @@ def up(
         grpc_port=grpc_port,
         host=host,
         force_remote_prefill=force_remote_prefill,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         api_key=api_key,
     )
     serve(spec, overrides, _announce)

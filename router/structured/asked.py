@@ -9,9 +9,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from router.described import SWITCH, asked
 from router.errors import InvalidRequestError
+from router.structured.patterns import MAX_LENGTH
 
 MAX_CHOICES = 1024
+# Characters of a schema, a grammar or all tools' schemas.
+MAX_SOURCE = 128 << 10
+_SCHEMA = f"JSON Schema of the supported keywords, up to {MAX_SOURCE} characters"
+_REGEX = f"Rust's dialect without look-around, up to {MAX_LENGTH} characters"
+_CHOICE = f"1 to {MAX_CHOICES} texts of at least 1 character"
+_GRAMMAR = f"Lark as llguidance reads it, or GBNF, up to {MAX_SOURCE} characters"
 
 AskedKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
@@ -41,75 +49,108 @@ class _Part(BaseModel):
 class JsonSchemaFormat(_Part):
     """A schema and how strictly it is meant."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Has no effect.")
-    description: str | None = Field(default=None, description="Has no effect.")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description=asked("Has no effect.", "1 to 64 letters, digits, `_` and `-`", "none, it must be given"),
+    )
+    description: str | None = Field(default=None, description=asked("Has no effect.", "any text", "none"))
     json_schema: dict[str, Any] | bool | None = Field(
-        default=None, alias="schema", description="JSON Schema. Default: any value."
+        default=None, alias="schema", description=asked("JSON Schema of the answer.", _SCHEMA, "true")
     )
     strict: bool | None = Field(
         default=None,
-        description="Also refuse schemas that OpenAI's strict mode refuses. The schema holds either way.",
+        description=asked(
+            "Also refuse schemas that OpenAI's strict mode refuses. The schema holds either way.",
+            SWITCH,
+            "false",
+        ),
     )
 
 
 class ResponseFormat(_Part):
     """OpenAI's form."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = Field(default=None, description="With the type json_schema.")
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description=asked(
+            "What an answer is.", "`text`, `json_object` or `json_schema`", "none, it must be given"
+        )
+    )
+    json_schema: JsonSchemaFormat | None = Field(
+        default=None,
+        description=asked("Which JSON.", "an object, with the type `json_schema` and with no other", "none"),
+    )
 
 
 class StructuredOutputs(_Part):
     """vLLM's form: exactly one of these."""
 
     json_value: dict[str, Any] | bool | str | None = Field(
-        default=None, alias="json", description="JSON Schema, or its text."
+        default=None,
+        alias="json",
+        description=asked("JSON Schema of the answer.", f"{_SCHEMA}, or its text", "none"),
     )
-    regex: str | None = Field(default=None, description="For the whole answer.")
+    regex: str | None = Field(
+        default=None, description=asked("Regular expression of the whole answer.", _REGEX, "none")
+    )
     choice: list[str] | None = Field(
-        default=None, min_length=1, max_length=MAX_CHOICES, description="The answer is one of these."
+        default=None,
+        min_length=1,
+        max_length=MAX_CHOICES,
+        description=asked("The answer is one of these.", _CHOICE, "none"),
     )
-    grammar: str | None = Field(default=None, description="Lark (llguidance's dialect) or GBNF.")
-    json_object: bool | None = Field(default=None, description="Any JSON object.")
+    grammar: str | None = Field(default=None, description=asked("Grammar of the answer.", _GRAMMAR, "none"))
+    json_object: bool | None = Field(
+        default=None, description=asked("The answer is a JSON object.", SWITCH, "false")
+    )
+
+
+STRUCTURED_OPTIONS = frozenset(("json", "regex", "choice", "grammar", "json_object"))
 
 
 class StructuredFields(BaseModel):
     """Parameters of a body; at most one of them may ask for something."""
 
     response_format: ResponseFormat | None = Field(
-        default=None, description="What the answer must be. Default: text."
+        default=None, description=asked("What an answer is.", "an object", "text")
     )
-    structured_outputs: StructuredOutputs | None = Field(default=None, description="What it must match.")
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description=asked("What an answer matches.", "an object with one member", "nothing")
+    )
     guided_json: dict[str, Any] | bool | str | None = Field(
-        default=None, description="Former name of structured_outputs.json."
+        default=None,
+        description=asked("Former name of structured_outputs.json.", f"{_SCHEMA}, or its text", "none"),
     )
-    guided_regex: str | None = Field(default=None, description="Former name of structured_outputs.regex.")
+    guided_regex: str | None = Field(
+        default=None, description=asked("Former name of structured_outputs.regex.", _REGEX, "none")
+    )
     guided_choice: list[str] | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_CHOICES,
-        description="Former name of structured_outputs.choice.",
+        description=asked("Former name of structured_outputs.choice.", _CHOICE, "none"),
     )
-    guided_grammar: str | None = Field(default=None, description="Former name of structured_outputs.grammar.")
+    guided_grammar: str | None = Field(
+        default=None, description=asked("Former name of structured_outputs.grammar.", _GRAMMAR, "none")
+    )
 
     def asked_answer(self) -> AskedAnswer | None:
         """The one thing that is asked for; None for none. Raises InvalidRequestError for two."""
-        asked = [*_of_format(self.response_format), *_of_outputs(self.structured_outputs)]
+        found = [*_of_format(self.response_format), *_of_outputs(self.structured_outputs)]
         guided: Mapping[str, object] = {
             "json": self.guided_json,
             "regex": self.guided_regex,
             "choice": self.guided_choice,
             "grammar": self.guided_grammar,
         }
-        asked += [
+        found += [
             _of_value(name, value, f"guided_{name}") for name, value in guided.items() if value is not None
         ]
-        if len(asked) > 1:
-            names = " and ".join(each.param for each in asked[:2])
+        if len(found) > 1:
+            names = " and ".join(each.param for each in found[:2])
             raise InvalidRequestError(
-                f"{names} cannot be combined; give one of them.", asked[1].param, "invalid_value"
+                f"{names} cannot be combined; give one of them.", found[1].param, "invalid_value"
             )
-        return asked[0] if asked else None
+        return found[0] if found else None
 
 
 def _of_format(given: ResponseFormat | None) -> list[AskedAnswer]:
@@ -139,16 +180,16 @@ def _of_outputs(given: StructuredOutputs | None) -> list[AskedAnswer]:
         "grammar": given.grammar,
         "json_object": given.json_object or None,
     }
-    asked = [
+    found = [
         _of_value(name, value, f"structured_outputs.{name}")
         for name, value in values.items()
         if value is not None
     ]
-    if not asked:
+    if not found:
         raise InvalidRequestError(
             f"structured_outputs needs one of: {', '.join(values)}.", "structured_outputs", "invalid_value"
         )
-    return asked
+    return found
 
 
 def _of_value(name: str, value: object, param: str) -> AskedAnswer:

@@ -9,7 +9,7 @@ from typing import Literal
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
 from router.reasoning import think
-from router.structured.asked import AskedAnswer
+from router.structured.asked import MAX_SOURCE, AskedAnswer
 from router.structured.json_schema import CheckedSchema, Schema, checked_schema
 from router.structured.language import (
     Language,
@@ -25,8 +25,6 @@ from router.structured.patterns import MAX_LENGTH
 from router.tools.asked import AskedCalls, Function
 from router.tools.grammar import calls_language, text_or_calls
 from router.tools.parsers.base import CallForm
-
-MAX_SOURCE = 128 << 10
 
 # "no": answers are not split; "may": the model may begin with reasoning; "open": the prompt did so for it.
 Reasoning = Literal["no", "may", "open"]

@@ -104,10 +104,14 @@ class ChatTemplate:
         special_tokens: values of `bos_token`, `eos_token` and so on inside the template.
         origin: the folder, for messages.
 
+    Attributes:
+        source: the Jinja text.
+
     Raises ModelFilesError for a template that does not compile.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], origin: str) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._template: jinja2.Template | None = None
         if source is not None:
@@ -130,6 +134,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] = MappingProxyType({}),
@@ -139,6 +144,7 @@ class ChatTemplate:
 
         Args:
             messages: as the template reads them.
+            tools: the functions that the model may call, as OpenAI's form has them; None for none.
             add_generation_prompt: it ends where the assistant's answer begins.
             continue_final_message: it ends with the last message's text, cut off before what the template
                 puts behind it.
@@ -152,7 +158,7 @@ class ChatTemplate:
             raise ChatTemplateError("this model has no chat template; use completions with a plain prompt")
         own = {
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,

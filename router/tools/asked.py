@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from router.described import SWITCH, asked
 from router.errors import InvalidRequestError
 
 MAX_TOOLS = 128
+_REQUIRED = "none, it must be given"
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 # What a function without parameters takes, as OpenAI has it.
 _NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -41,7 +44,7 @@ class AskedCalls:
 
     Attributes:
         functions: those that may be called.
-        demand: "required" for at least one call; "none" lets the model see the tools and call none.
+        demand: "required" for at least one call, "none" for none.
         parallel: more than one call may come.
         offered: the tools as JSON text, for the chat template; empty where the model is not to see them.
         offer: how the request names what was asked, for messages.
@@ -53,6 +56,15 @@ class AskedCalls:
     offered: str
     offer: str = "tool_choice"
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the functions that may be called."""
+        return frozenset(function.name for function in self.functions)
+
+    def for_template(self) -> tuple[Mapping[str, object], ...] | None:
+        """The tools as the chat template reads them; None where the model is not to see them."""
+        return tuple(json.loads(self.offered)) if self.offered else None
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,48 +73,73 @@ class _Part(BaseModel):
 class FunctionDefinition(_Part):
     """A function that the model may call."""
 
-    name: str = Field(pattern=_NAME, description="Unique among the tools.")
-    description: str | None = Field(default=None, description="For the model.")
+    name: str = Field(
+        pattern=_NAME,
+        description=asked(
+            "Its name, unique among the tools.", "1 to 64 letters, digits, `_`, `.` and `-`", _REQUIRED
+        ),
+    )
+    description: str | None = Field(
+        default=None, description=asked("What it does, for the model.", "any text", "none")
+    )
     parameters: dict[str, Any] | None = Field(
-        default=None, description="JSON Schema of an object. Default: no parameters."
+        default=None,
+        description=asked(
+            "JSON Schema of its arguments. Enforced, and so confined to the supported keywords, where calls "
+            "are required, named or strict.",
+            "a schema of an object",
+            "no parameters",
+        ),
     )
     strict: bool | None = Field(
-        default=None, description="Calls match the schema also with tool_choice auto. Default false."
+        default=None,
+        description=asked(
+            "With tool_choice auto too every call matches the schema, which keeps to OpenAI's strict mode.",
+            SWITCH,
+            "false",
+        ),
     )
 
 
 class Tool(_Part):
     """One tool."""
 
-    type: Literal["function"]
-    function: FunctionDefinition
+    type: Literal["function"] = Field(description=asked("The kind of tool.", "`function`", _REQUIRED))
+    function: FunctionDefinition = Field(description=asked("The function.", "an object", _REQUIRED))
 
 
 class NamedFunction(_Part):
     """A function's name."""
 
-    name: str
+    name: str = Field(description=asked("The name.", "that of one of the tools", _REQUIRED))
 
 
 class NamedChoice(_Part):
     """The function that must be called."""
 
-    type: Literal["function"]
-    function: NamedFunction
+    type: Literal["function"] = Field(description=asked("The kind of tool.", "`function`", _REQUIRED))
+    function: NamedFunction = Field(description=asked("The function.", "an object", _REQUIRED))
 
 
 class ToolFields(BaseModel):
     """Parameters of a chat's body."""
 
     tools: list[Tool] | None = Field(
-        default=None, max_length=MAX_TOOLS, description="Functions that the model may call."
+        default=None,
+        max_length=MAX_TOOLS,
+        description=asked("Functions that the model may call.", f"up to {MAX_TOOLS} tools", "none", "tools"),
     )
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
         default=None,
-        description="Whether a function must be called, or which. Default: auto with tools, else none.",
+        description=asked(
+            "Whether a function must be called, or which.",
+            "`none`, `auto`, `required`, or an object that names one of the tools",
+            "`auto` with tools, else `none`",
+        ),
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="False: the answer ends with its first call. Default true."
+        default=None,
+        description=asked("Several calls may come; false ends the answer with the first.", SWITCH, "true"),
     )
 
     def asked_calls(self) -> AskedCalls | None:
@@ -161,4 +198,4 @@ def _function(definition: FunctionDefinition, index: int) -> Function:
 
 
 def _offered(tools: list[Tool]) -> list[dict[str, Any]]:
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]

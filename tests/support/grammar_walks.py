@@ -35,10 +35,8 @@ def compiled(grammar: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(grammar.source)
 
 
-def walk(
-    grammar: GrammarSpec, rng: random.Random, max_tokens: int = 400, *, prefix: str = ""
-) -> str | None:
-    """A random complete answer that begins with `prefix`; None where it is not complete after `max_tokens`."""
+def walk(grammar: GrammarSpec, rng: random.Random, max_tokens: int = 400, *, prefix: str = "") -> str | None:
+    """A random answer that begins with `prefix`; None where it is not complete after `max_tokens`."""
     matcher = LLMatcher(tiny_matcher_tokenizer(), compiled(grammar), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = list(prefix.encode())

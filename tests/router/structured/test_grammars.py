@@ -44,7 +44,9 @@ SCHEMAS: dict[str, object] = {
     },
     "closed": {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False},
     "required elsewhere": {"type": "object", "required": ["z"], "additionalProperties": {"type": "integer"}},
-    "map": {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2},
+    "map": {
+        "type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2,
+    },
     "one more": {
         "type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "minProperties": 2,
     },
@@ -90,7 +92,10 @@ SCHEMAS: dict[str, object] = {
         "definitions": {"n": {"type": "integer"}},
         "type": "array", "items": {"$ref": "#/definitions/n"}, "minItems": 1,
     },
-    **{name: {"type": "string", "format": name} for name in ("date", "date-time", "ipv4", "ipv6", "uuid", "email")},
+    **{
+        name: {"type": "string", "format": name}
+        for name in ("date", "date-time", "ipv4", "ipv6", "uuid", "email")
+    },
 }  # fmt: skip
 
 
@@ -123,7 +128,7 @@ async def test_a_name_has_one_spelling() -> None:
 
 async def test_white_space_is_bounded() -> None:
     spec = await spec_of(answer(AskedAnswer("json_object", "", "response_format")))
-    assert accepts(spec, '{\n' + " " * 63 + '"a": [1,\n\t2]\n}')
+    assert accepts(spec, "{\n" + " " * 63 + '"a": [1,\n\t2]\n}')
     assert not accepts(spec, "{" + " " * 65 + "}")
     assert not accepts(spec, "[]")
     assert not accepts(spec, " {}")
