@@ -193,15 +193,17 @@ class CallParser:
         for position, character in enumerate(self._pending):
             progress = self._call.push(character)
             if progress is Progress.BAD:
+                self._show()
                 self._pending = self._pending[position:]
                 self._spoiled()
                 return True
             self._raw.append(character)
-            self._show()
             if progress is Progress.DONE:
+                self._show()
                 self._pending = self._pending[position + 1 :]
                 self._end_call()
                 return True
+        self._show()
         self._pending = ""
         return False
 
