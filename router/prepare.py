@@ -22,6 +22,7 @@ from router.text.tokenizer import INLINE_CHARACTERS
 MAX_GENERATIONS = 128
 MAX_ID_LENGTH = 128
 MAX_SALT_LENGTH = 256
+MAX_DETOKENIZED = 1 << 20
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 

@@ -16,17 +16,19 @@ from kvrelay.errors import (
     ServerError,
     UnavailableError,
 )
-from kvrelay.options import GenerateOptions
+from kvrelay.options import GenerateOptions, PromptOptions
 from kvrelay.types import (
     Choice,
     Chunk,
     FinishReason,
     Generation,
+    LikelyToken,
     Message,
     Model,
     Span,
     Timeline,
     Tokenization,
+    TokenLogprob,
     Usage,
 )
 
@@ -43,15 +45,18 @@ __all__ = [
     "Generation",
     "InvalidRequestError",
     "KvrelayError",
+    "LikelyToken",
     "Message",
     "Model",
     "ModelNotFoundError",
     "OverloadedError",
+    "PromptOptions",
     "RequestCancelledError",
     "ServerError",
     "Span",
     "Stream",
     "Timeline",
+    "TokenLogprob",
     "Tokenization",
     "UnavailableError",
     "Usage",

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from kvrelay.errors import ServerError
-from kvrelay.types import Choice, Chunk, FinishReason, Generation, Span, Timeline, Usage
+from kvrelay.types import (
+    Choice,
+    Chunk,
+    FinishReason,
+    Generation,
+    LikelyToken,
+    Span,
+    Timeline,
+    TokenLogprob,
+    Usage,
+)
 from kvrelay.v1 import common_pb2, inference_pb2
 
 _REASONS = {
@@ -26,6 +37,19 @@ def _timeline(message: common_pb2.Timeline) -> Timeline:
     return Timeline(**{**values, "spans": tuple(_span(span) for span in message.spans)})
 
 
+def _logprobs(messages: Iterable[inference_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            message.token_id,
+            message.token,
+            message.logprob,
+            message.rank,
+            tuple(LikelyToken(likely.token_id, likely.token, likely.logprob) for likely in message.top),
+        )
+        for message in messages
+    )
+
+
 @dataclass(slots=True)
 class _Part:
     """A choice in the making."""
@@ -34,6 +58,8 @@ class _Part:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timeline: Timeline | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Assembly:
@@ -51,6 +77,10 @@ class Assembly:
             raise ServerError(f"the server went on with choice {response.choice} after its end")
         part.texts.append(response.text)
         part.token_ids.extend(response.token_ids)
+        logprobs = _logprobs(response.logprobs)
+        part.logprobs.extend(logprobs)
+        if response.prompt_logprobs:
+            part.prompt_logprobs = _logprobs(response.prompt_logprobs)
         reason = _REASONS.get(response.finish_reason)
         if reason is not None:
             part.finish_reason = reason
@@ -58,9 +88,9 @@ class Assembly:
             part.timeline = _timeline(response.timeline)
         if response.HasField("usage"):
             usage = response.usage
-            self._usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+            self._usage = Usage(**{each.name: getattr(usage, each.name) for each in fields(Usage)})
         self._request_id = response.request_id or self._request_id
-        return Chunk(response.choice, response.text, tuple(response.token_ids), reason)
+        return Chunk(response.choice, response.text, tuple(response.token_ids), reason, logprobs)
 
     def finish(self) -> Generation:
         """The result, once the stream has ended. Raises ServerError where something is missing."""
@@ -71,5 +101,15 @@ class Assembly:
             if part.finish_reason is None:
                 raise ServerError(f"the server ended the stream before the end of choice {index}")
             text = "".join(part.texts)
-            choices.append(Choice(index, text, tuple(part.token_ids), part.finish_reason, part.timeline))
+            choices.append(
+                Choice(
+                    index,
+                    text,
+                    tuple(part.token_ids),
+                    part.finish_reason,
+                    part.timeline,
+                    tuple(part.logprobs),
+                    part.prompt_logprobs,
+                )
+            )
         return Generation(self._request_id, tuple(choices), self._usage)

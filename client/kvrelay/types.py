@@ -31,11 +31,50 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `cached_tokens`: prompt tokens that nobody computed for it."""
+    """Token counts of one request.
+
+    Attributes:
+        prompt_tokens: of the prompt, whatever the number of choices.
+        completion_tokens: of all choices, those that `best_of` left out too.
+        cached_tokens: prompt tokens that nobody computed for it.
+        reasoning_tokens: of the completion tokens, those before the answers proper.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token that was likely in a place.
+
+    Attributes:
+        token_id: the token.
+        token: its text as UTF-8; not whole characters where the token is a part of one.
+        logprob: its log probability, natural, of the model's own distribution.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, with the log probabilities in its place; the first three fields are those of LikelyToken.
+
+    Attributes:
+        rank: its rank in the vocabulary, 1 being the likeliest.
+        top: the likeliest tokens in its place, best first, as many as were asked for.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+    rank: int
+    top: tuple[LikelyToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +148,37 @@ class Chunk:
         text: new text; never ends inside a character. May be empty.
         token_ids: new tokens. Their text may come with a later chunk.
         finish_reason: set on the last chunk of the choice.
+        logprobs: one for each of token_ids, where they were asked for.
     """
 
     choice: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One complete answer. `timeline` is None where the router sent none."""
+    """One complete answer.
+
+    Attributes:
+        index: its number, from 0.
+        text: with `echo`, the prompt's before the answer's.
+        token_ids: of the answer, the one that ended it too.
+        finish_reason: why it ended.
+        timeline: where its time went; None where the router sent none.
+        logprobs: one for each of token_ids, where they were asked for.
+        prompt_logprobs: of the prompt's tokens from the second on, where they were asked for.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     timeline: Timeline | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +206,16 @@ class Generation:
         return self.choices[0].token_ids
 
     @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the first choice."""
+        return self.choices[0].logprobs
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the prompt's tokens from the second on."""
+        return self.choices[0].prompt_logprobs
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
@@ -165,10 +228,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """Token ids of a prompt or chat, as `generate` would see them, and the model's context length."""
+    """Token ids of a prompt or chat, as `generate` would see them, and the model's context length.
+
+    Attributes:
+        token_ids: the tokens.
+        max_model_len: tokens of prompt and answer together.
+        token_strs: each token as the vocabulary spells it, where that was asked for.
+    """
 
     token_ids: tuple[int, ...]
     max_model_len: int
+    token_strs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

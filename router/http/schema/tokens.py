@@ -12,11 +12,11 @@ from router.described import SWITCH, asked
 from router.http import unbuilt
 from router.http.schema.chat import ChatMessage, without_neutral
 from router.http.schema.common import MODEL
+from router.prepare import MAX_DETOKENIZED
 from router.prompt_options import ChatOptions
 from router.prompts import ChatPrompt, Prompt, TextPrompt
 from router.tools.asked import MAX_TOOLS, Tool, ToolFields
 
-MAX_DETOKENIZED = 1 << 20
 _THE_ONE = MODEL.replace("none, it must be given", "the one model that is served")
 
 
