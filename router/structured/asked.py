@@ -94,8 +94,6 @@ class StructuredOutputs(_Part):
     )
     choice: list[str] | None = Field(
         default=None,
-        min_length=1,
-        max_length=MAX_CHOICES,
         description=asked("The answer is one of these.", _CHOICE, "none"),
     )
     grammar: str | None = Field(default=None, description=asked("Grammar of the answer.", _GRAMMAR, "none"))
@@ -125,8 +123,6 @@ class StructuredFields(BaseModel):
     )
     guided_choice: list[str] | None = Field(
         default=None,
-        min_length=1,
-        max_length=MAX_CHOICES,
         description=asked("Former name of structured_outputs.choice.", _CHOICE, "none"),
     )
     guided_grammar: str | None = Field(
@@ -151,6 +147,13 @@ class StructuredFields(BaseModel):
                 f"{names} cannot be combined; give one of them.", found[1].param, "invalid_value"
             )
         return found[0] if found else None
+
+
+def check_choices(texts: list[str], param: str) -> list[str]:
+    """The texts. Raises InvalidRequestError for none, too many or an empty one."""
+    if not 0 < len(texts) <= MAX_CHOICES or "" in texts:
+        raise InvalidRequestError(f"{param} needs {_CHOICE}.", param, "invalid_value")
+    return texts
 
 
 def _of_format(given: ResponseFormat | None) -> list[AskedAnswer]:
@@ -197,7 +200,8 @@ def _of_value(name: str, value: object, param: str) -> AskedAnswer:
         case "json":
             return AskedAnswer("json_schema", value if isinstance(value, str) else json.dumps(value), param)
         case "choice":
-            return AskedAnswer("choice", json.dumps(value), param)
+            texts = value if isinstance(value, list) else []
+            return AskedAnswer("choice", json.dumps(check_choices(texts, param)), param)
         case "json_object":
             return AskedAnswer("json_object", "", param)
         case "regex":

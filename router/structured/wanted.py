@@ -133,12 +133,7 @@ class _Drafting:
             case "json_object":
                 return json_language(self._schema('{"type": "object"}', asked.param, False), "kv_answer")
             case "choice":
-                texts = json.loads(asked.source)
-                if "" in texts:
-                    raise InvalidRequestError(
-                        f"{asked.param}: a choice must not be empty.", asked.param, "invalid_value"
-                    )
-                return choice_language(texts)
+                return choice_language(json.loads(asked.source))
             case "regex":
                 if len(asked.source) > MAX_LENGTH:
                     raise InvalidRequestError(
