@@ -131,6 +131,7 @@ def plan_router(
         max_queued=spec.router.max_queued,
         drain_timeout_s=spec.health.drain_timeout_s,
         api_keys=(spec.router.api_key,) if spec.router.api_key else (),
+        cors_origins=spec.router.cors_origins,
         log_level=spec.log.level,
         log_format=spec.log.format,
         addresses_file=addresses_file,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
+from router.config import ORIGIN
 from router.policies.registry import policy_names
 from router.reasoning.registry import reasoning_parser_names
 from router.tools.parsers.registry import tool_parser_names
@@ -90,6 +91,10 @@ class RouterSpec(_Section):
     )
     max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
+    cors_origins: Annotated[tuple[Annotated[str, Field(pattern=ORIGIN)], ...], Field(strict=False)] = Field(
+        default=(),
+        description="Origins (http://host:port) whose pages may call from a browser; * for all.",
+    )
     external: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
         description=(

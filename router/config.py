@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import uuid
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from router.reasoning.registry import reasoning_parser_names
 from router.tools.parsers.registry import tool_parser_names
+
+# As browsers name them: scheme, host and port alone. "*" is every one.
+ORIGIN = r"^(\*|https?://[^/\s]+)$"
 
 
 def _unique_name() -> str:
@@ -68,8 +72,9 @@ class RouterConfig(BaseModel):
         default=30.0, ge=0, description="After SIGTERM: how long running requests may go on."
     )
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
-    cors_origins: tuple[str, ...] = Field(
-        default=(), description="Origins whose pages may call the HTTP door from a browser; * for all."
+    cors_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = Field(
+        default=(),
+        description="Origins (http://host:port) whose pages may call from a browser; * for all.",
     )
     log_level: str = "info"
     log_format: str = "json"

@@ -121,6 +121,15 @@ Host = Annotated[
         help="Address of both doors. Default: 127.0.0.1.", show_default=False, rich_help_panel=_DOORS
     ),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="Origin (http://host:port) whose pages may call from a browser; * for all. May be repeated.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
 ForceRemotePrefill = Annotated[
     bool | None,
     typer.Option(
@@ -176,6 +185,7 @@ def deployment_overrides(
     http_port: int | None,
     grpc_port: int | None,
     host: str | None,
+    cors_origin: list[str] | None,
     force_remote_prefill: bool | None,
     tool_parser: str | None,
     reasoning_parser: str | None,
@@ -199,6 +209,7 @@ def deployment_overrides(
         Override("router.http_port", http_port, "--http-port"),
         Override("router.grpc_port", grpc_port, "--grpc-port"),
         Override("router.host", host, "--host"),
+        Override("router.cors_origins", cors_origin or None, "--cors-origin"),
         Override("router.force_remote_prefill", force_remote_prefill, "--force-remote-prefill"),
         Override("router.tool_parser", tool_parser, "--tool-parser"),
         Override("router.reasoning_parser", reasoning_parser, "--reasoning-parser"),

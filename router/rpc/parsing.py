@@ -6,12 +6,13 @@ gRPC itself would end such a call with UNKNOWN or INTERNAL, as if the server had
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+# Generic in the stubs alone.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class _Unparsed:

@@ -69,12 +69,13 @@ async def open_doors(
     folder: Path,
     dispatcher: ScriptedDispatcher,
     keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
     template: str = CHAT_TEMPLATE,
 ) -> AsyncIterator[Doors]:
     """Serves until the block ends."""
     serving = Serving(served_model(folder, template=template), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
-    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test")
+    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test", cors_origins)
     http = HttpServer(app, "127.0.0.1", 0)
     door = InferenceDoor(serving, metrics)
     rpc = inference_server("127.0.0.1", 0, door, ApiKeys(keys), MAX_BODY_BYTES)
