@@ -101,16 +101,21 @@ class GrammarCompiler:
         return InvalidRequestError(f"Invalid {drafted.param!r}: {text}.", drafted.param, "invalid_grammar")
 
     def _at_fault(self, checked: CheckedSchema) -> tuple[Place, str] | None:
-        """The innermost subschema that fails for the reason that the whole schema fails for."""
+        """The innermost subschema that fails for the whole's own reason, or else for one of its own."""
         reason = self._schema_problem(checked.schema)
         if reason is None:
             return None
         whole = _moved(checked.schema)
+        meant = self._schema_problem(False)
+        other: tuple[Place, str] | None = None
         for place in sorted(checked.places, key=lambda each: -each.pointer.count("/"))[:_MAX_SEARCHED]:
             part: Schema = {"$defs": {_WHOLE: whole}, "$ref": f"#/$defs/{_WHOLE}{place.pointer}"}
-            if self._schema_problem(part) == reason:
+            problem = self._schema_problem(part)
+            if problem == reason and place.pointer:
                 return place, reason
-        return checked.places[0], reason
+            if problem not in (None, meant) and other is None:
+                other = place, problem or reason
+        return other or (checked.places[0], reason)
 
     def _schema_problem(self, schema: Schema) -> str | None:
         problem = self._problem(_engine_form(GrammarSpec("json_schema", guided(schema))))

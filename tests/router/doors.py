@@ -71,9 +71,10 @@ async def open_doors(
     keys: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
     template: str = CHAT_TEMPLATE,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> AsyncIterator[Doors]:
     """Serves until the block ends."""
-    serving = Serving(served_model(folder, template=template), dispatcher)
+    serving = Serving(served_model(folder, max_model_len, template), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
     app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test", cors_origins)
     http = HttpServer(app, "127.0.0.1", 0)

@@ -40,7 +40,7 @@ async def answering(
 ) -> AsyncIterator[tuple[Doors, openai.AsyncOpenAI]]:
     dispatcher = ScriptedDispatcher(Script(says(text), **script))
     async with (
-        open_doors(folder, dispatcher, template=template) as doors,
+        open_doors(folder, dispatcher, template=template, max_model_len=4096) as doors,
         openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield doors, client
@@ -367,7 +367,7 @@ def _tools(*functions: dict[str, Any], **more: object) -> dict[str, Any]:
         (_format({"items": {"type": "text"}}), f"{SCHEMA}.items.type"),
         # What only the engine knows.
         (
-            _format({"required": ["a"], "properties": {"a": EMPTY}}),
+            _format({"type": "object", "required": ["a"], "properties": {"a": EMPTY}}),
             f"{SCHEMA}.properties.a",
         ),
         (_format({"type": "object", "properties": {"a": {}}}, strict=True), f"{SCHEMA}.additionalProperties"),

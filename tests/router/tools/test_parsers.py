@@ -88,11 +88,12 @@ def test_llama3_json(text: str, expected: list[tuple[str, str]]) -> None:
 # Pieces of calls, good and bad, in any order: what a confused model could write.
 _FRAGMENTS = st.sampled_from(
     [
-        "<tool_call>", "</tool_call>", "<|python_tag|>", "<tool", "</tool_", '{"name": "f", ', '"arguments": ',
-        '"parameters": ', '{"a": [1, tru', "e]}", '"x\\u00e9', '\\"', '"', "null", "\n", " ", ",", ":", "[", "]",
-        "{", "}", "-1", "word", ";", WEATHER, '{"name": "f", "parameters": {}}', '{"name": "g"}', "é😀",
+        *("<tool_call>", "</tool_call>", "<|python_tag|>", "<tool", "</tool_", "word", "é😀", "null", "-1"),
+        *('{"name": "f", ', '"arguments": ', '"parameters": ', '{"a": [1, tru', "e]}", '"x\\u00e9', '\\"'),
+        *('"', "\n", " ", ",", ":", "[", "]", "{", "}", ";"),
+        *(WEATHER, '{"name": "f", "parameters": {}}', '{"name": "g"}'),
     ]
-)  # fmt: skip
+)
 _ANSWERS = st.lists(_FRAGMENTS, max_size=12).map("".join)
 
 
