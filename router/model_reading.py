@@ -65,7 +65,7 @@ class ModelReading:
         self._tokenizer = tokenizer
         self._form: CallForm | None = call_form(tool_parser, template.source)
         self._reasons = reads_reasoning(reasoning_parser, template.source)
-        self._grammars = GrammarCompiler(tokenizer.serialized, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        self._grammars = GrammarCompiler(tokenizer.serialized, tokenizer.num_ids, tokenizer.eos_token_ids)
         looked_for = (think.START, think.END) if self._reasons else ()
         marks = (self._form.start, self._form.end) if self._form is not None else ()
         self.markers = tokenizer.special_among((*looked_for, *marks))

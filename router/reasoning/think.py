@@ -81,7 +81,7 @@ class ThinkSplitter:
     def _open(self) -> None:
         """Finds out whether the answer starts with reasoning. A prompt that opened it may be repeated."""
         text = self._pending.lstrip()
-        if START.startswith(text):
+        if text != START and START.startswith(text):
             return
         if text.startswith(START):
             self._pending = text[len(START) :]

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
-from router.structured.json_schema import CheckedSchema, Place, Schema
+from router.structured.asked import MAX_SOURCE
+from router.structured.json_schema import CheckedSchema, Place, Schema, moved_down
 from router.structured.language import guided
 from router.structured.wanted import Draft, Wanted, draft
 
 CACHED = 256
 # Compilations at once: they are arithmetic, and requests without a grammar need the cores too.
 _WORKERS = 2
+# The library recurses along chains of rules and nested brackets, as deep as a grammar of MAX_SOURCE
+# characters can make them.
+_STACK_BYTES = 256 << 20
 # Subschemas that are compiled one by one to find the one at fault.
 _MAX_SEARCHED = 200
 _WHOLE = "kv_whole"
@@ -38,7 +44,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._slots = asyncio.Semaphore(_WORKERS)
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: dict[Wanted, asyncio.Task[GrammarSpec | InvalidRequestError]] = {}
         self._cache: OrderedDict[Wanted, GrammarSpec | InvalidRequestError] = OrderedDict()
 
     async def resolve(self, wanted: Wanted) -> GrammarSpec | None:
@@ -48,24 +55,27 @@ class GrammarCompiler:
         """
         if not wanted.constrained:
             return None
-        found = self._cached(wanted)
+        found = self._cache.get(wanted)
         if found is None:
-            async with self._slots:
-                # Another request may have wanted the same meanwhile.
-                found = self._cached(wanted)
-                if found is None:
-                    found = await asyncio.to_thread(self._compile, wanted)
-                    self._cache[wanted] = found
-                    if len(self._cache) > CACHED:
-                        self._cache.popitem(last=False)
+            running = self._running.get(wanted)
+            if running is None:
+                running = self._running[wanted] = asyncio.create_task(self._run(wanted))
+                running.add_done_callback(lambda _: self._running.pop(wanted, None))
+            # Others may wait for it when this request is given up.
+            found = await asyncio.shield(running)
+        else:
+            self._cache.move_to_end(wanted)
         if isinstance(found, InvalidRequestError):
             raise InvalidRequestError(found.message, found.param, found.code)
         return found
 
-    def _cached(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError | None:
-        found = self._cache.get(wanted)
-        if found is not None:
-            self._cache.move_to_end(wanted)
+    async def _run(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
+        if self._pool is None:
+            self._pool = _pool_with_large_stacks()
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, self._compile, wanted)
+        self._cache[wanted] = found
+        if len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
         return found
 
     def _compile(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
@@ -73,6 +83,13 @@ class GrammarCompiler:
             drafted = draft(wanted)
         except InvalidRequestError as error:
             return error
+        if len(drafted.spec.source) > MAX_SOURCE:
+            return InvalidRequestError(
+                f"{drafted.param} makes a grammar of {len(drafted.spec.source)} characters; {MAX_SOURCE} are "
+                "allowed.",
+                drafted.param,
+                "invalid_grammar",
+            )
         problem = self._problem(_engine_form(drafted.spec))
         return drafted.spec if problem is None else self._error(drafted, problem)
 
@@ -84,8 +101,9 @@ class GrammarCompiler:
 
     def _shared_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
+            # A model without EOS never ends an answer by itself; the library wants one all the same.
             self._tokenizer = LLTokenizer(
-                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos or None
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos or [0]
             )
         return self._tokenizer
 
@@ -105,7 +123,7 @@ class GrammarCompiler:
         reason = self._schema_problem(checked.schema)
         if reason is None:
             return None
-        whole = _moved(checked.schema)
+        whole = moved_down(checked.schema, _WHOLE)
         meant = self._schema_problem(False)
         other: tuple[Place, str] | None = None
         for place in sorted(checked.places, key=lambda each: -each.pointer.count("/"))[:_MAX_SEARCHED]:
@@ -122,6 +140,20 @@ class GrammarCompiler:
         return None if problem is None else _first_lines(problem)
 
 
+def _pool_with_large_stacks() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="grammar")
+    started = threading.Barrier(_WORKERS)
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        # Threads are made as work comes, with the size that is set at that moment.
+        waiting: list[Future[int]] = [pool.submit(started.wait) for _ in range(_WORKERS)]
+    finally:
+        threading.stack_size(before)
+    for future in waiting:
+        future.result()
+    return pool
+
+
 def _engine_form(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
@@ -130,18 +162,6 @@ def _engine_form(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_regex(spec.source)
         case "lark":
             return LLMatcher.grammar_from_lark(spec.source)
-
-
-def _moved(schema: object) -> object:
-    """The schema as it reads one level down, under `$defs`."""
-    if isinstance(schema, list):
-        return [_moved(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: f"#/$defs/{_WHOLE}{value[1:]}" if name == "$ref" and isinstance(value, str) else _moved(value)
-        for name, value in schema.items()
-    }
 
 
 def _first_lines(problem: str) -> str:

@@ -97,6 +97,20 @@ def checked_schema(schema: object, path: str, strict: bool = False) -> CheckedSc
     return CheckedSchema(cleaned, tuple(walk.places))
 
 
+def moved_down(schema: object, name: str) -> object:
+    """A checked schema as it reads when it stands at `#/$defs/NAME` of another one."""
+    if isinstance(schema, list):
+        return [moved_down(item, name) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        keyword: f"#/$defs/{name}{value[1:]}"
+        if keyword == "$ref" and isinstance(value, str)
+        else moved_down(value, name)
+        for keyword, value in schema.items()
+    }
+
+
 class _Walk:
     """One schema on its way through."""
 
@@ -112,7 +126,9 @@ class _Walk:
             refuse(place, "must be a JSON Schema, an object or a boolean")
         if depth > MAX_DEPTH:
             refuse(place, f"is nested more than {MAX_DEPTH} deep")
-        self.places.append(place)
+        # A schema that nothing matches is meant to be one, and no fault.
+        if value is not False or depth == 0:
+            self.places.append(place)
         if isinstance(value, bool):
             self._found[place.pointer] = value
             return value

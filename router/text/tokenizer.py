@@ -114,6 +114,11 @@ class Tokenizer:
         """The tokenizer as its library writes it: the text of a tokenizer.json."""
         return self._library.to_str()
 
+    @property
+    def num_ids(self) -> int:
+        """Ids of the embedding and of the tokenizer, whichever are more."""
+        return max(self.vocab_size, self._library.get_vocab_size(with_added_tokens=True))
+
     def special_among(self, texts: Iterable[str]) -> frozenset[str]:
         """Those that are special tokens."""
         added = self._library.get_added_tokens_decoder().values()

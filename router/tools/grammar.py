@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from router.structured.json_schema import Schema
+from router.structured.json_schema import Schema, moved_down
 from router.structured.language import ANYTHING, Language, Marker, json_language, literal
 from router.tools.parsers.base import CallForm
 
 # A model without sense would otherwise call until its context is full.
 MAX_CALLS = 16
+_ARGUMENTS = "kv_arguments"
 
 
 def calls_language(
@@ -60,11 +61,28 @@ def text_or_calls(
 
 
 def _each_call(form: CallForm, schemas: dict[str, Schema]) -> Language:
-    rules = []
+    rules: list[str] = []
     for index, (name, schema) in enumerate(schemas.items()):
-        arguments = json_language(schema, f"kv_arguments_{index}")
-        head = f'{form.lead}{{"name": {json.dumps(name)}, "{form.arguments}": '
-        rules.append(f"kv_call_{index}: {literal(head)} {arguments.body} {literal('}' + form.lead)}")
-        rules.extend(arguments.rules)
+        call = _bare_call(form, name, schema, index) if form.bare else _marked_call(form, name, schema, index)
+        rules.extend((f"kv_call_{index}: {call.body}", *call.rules))
     names = " | ".join(f"kv_call_{index}" for index in range(len(schemas)))
     return Language("kv_call", (f"kv_call: {names}", *rules))
+
+
+def _marked_call(form: CallForm, name: str, schema: Schema, index: int) -> Language:
+    """Spelled as the family's template spells it."""
+    arguments = json_language(schema, f"kv_arguments_{index}")
+    head = f'{form.lead}{{"name": {json.dumps(name)}, "{form.arguments}": '
+    return Language(f"{literal(head)} {arguments.body} {literal('}' + form.lead)}", arguments.rules)
+
+
+def _bare_call(form: CallForm, name: str, schema: Schema, index: int) -> Language:
+    """All JSON, so that it can stand beside an answer in JSON: the library would have to decide too early."""
+    call: Schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, form.arguments: {"$ref": f"#/$defs/{_ARGUMENTS}"}},
+        "required": ["name", form.arguments],
+        "additionalProperties": False,
+        "$defs": {_ARGUMENTS: moved_down(schema, _ARGUMENTS)},
+    }
+    return json_language(call, f"kv_object_{index}")
