@@ -73,9 +73,7 @@ async def test_ids_as_names(doors: Doors) -> None:
     assert set(logprobs["top_logprobs"][0]) == {"token_id:98", "token_id:97"}
 
 
-async def test_what_can_never_be_drawn_is_still_json(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_can_never_be_drawn_is_still_json(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     never = TokenLogprobs(float("-inf"), 3, ((98, float("-inf")),))
     monkeypatch.setattr("tests.support.scripted_dispatcher.logprobs_at", lambda *_: never)
     doors.dispatcher.script = Script(says("a", end=None))
