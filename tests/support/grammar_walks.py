@@ -35,6 +35,14 @@ def compiled(grammar: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(grammar.source)
 
 
+def error_of(grammar: GrammarSpec) -> str:
+    """What the library says against a grammar; empty where it takes it and some answer can begin."""
+    matcher = LLMatcher(tiny_matcher_tokenizer(), compiled(grammar), log_level=0)
+    if not matcher.is_error() and not any(matcher.compute_bitmask()):
+        return "no answer"
+    return matcher.get_error()
+
+
 def walk(grammar: GrammarSpec, rng: random.Random, max_tokens: int = 400, *, prefix: str = "") -> str | None:
     """A random answer that begins with `prefix`; None where it is not complete after `max_tokens`."""
     matcher = LLMatcher(tiny_matcher_tokenizer(), compiled(grammar), log_level=0)
