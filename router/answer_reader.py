@@ -89,7 +89,8 @@ class AnswerReader:
             piece = self._read(self._answer.add((token_id,), logprobs[index : index + 1]))
             total = _joined(total, piece)
             if piece.stopped:
-                break
+                # A stop string ended it: no more text will say what was held back.
+                return replace(_joined(total, self._held()), stopped=True)
         return total
 
     def finish(self) -> ReadPiece:
@@ -97,14 +98,17 @@ class AnswerReader:
         piece = self._answer.finish()
         if self._splitter is None and self._parser is None:
             return _plain(piece)
-        total = self._read(piece)
+        return replace(_joined(self._read(piece), self._held()), stopped=False)
+
+    def _held(self) -> ReadPiece:
+        """What splitter and parser wait with."""
+        total = ReadPiece()
         if self._splitter is not None:
             split = self._splitter.finish()
-            total = _joined(total, ReadPiece(reasoning=self._shown_reasoning(split.reasoning)))
-            total = _joined(total, self._content(split.content))
+            total = replace(self._content(split.content), reasoning=self._shown_reasoning(split.reasoning))
         if self._parser is not None:
             total = _joined(total, _parted(self._parser.finish()))
-        return replace(total, stopped=False)
+        return total
 
     def reason(self, reason: Literal["stop", "length"]) -> Literal["stop", "length", "tool_calls"]:
         """Why the answer ended, for its client: calls are why it stopped where there are any."""
