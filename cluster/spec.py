@@ -91,7 +91,7 @@ class RouterSpec(_Section):
     )
     max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
-    cors_origins: Annotated[tuple[Annotated[str, Field(pattern=ORIGIN)], ...], Field(strict=False)] = Field(
+    cors_origins: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
         description="Origins (http://host:port) whose pages may call from a browser; * for all.",
     )
@@ -102,6 +102,14 @@ class RouterSpec(_Section):
             "started here, and of this section only max_running counts, the sum over all of them."
         ),
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not re.fullmatch(ORIGIN, origin):
+                raise ValueError(f"{origin!r} is neither http(s)://host:port nor *")
+        return value
 
     @field_validator("external")
     @classmethod

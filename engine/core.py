@@ -18,11 +18,14 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.config import EngineConfig
+from engine.grammar.base import GrammarCompiler, GrammarError, GrammarMatcher
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
 from engine.models.base import CausalLM
-from engine.runner import ModelRunner, Sampler
-from engine.sampling.sampler import sample
+from engine.runner import ModelRunner
+from engine.sampling import limits
+from engine.sampling.rules import TokenRules
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
@@ -43,7 +46,7 @@ class LLMEngine:
         config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
-        sampler: draws tokens from logits.
+        grammars: compiles grammars for the model's vocabulary; without it requests with one are refused.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -60,7 +63,7 @@ class LLMEngine:
         kv: torch.Tensor,
         config: EngineConfig,
         hasher: BlockHasher,
-        sampler: Sampler = sample,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
@@ -77,7 +80,8 @@ class LLMEngine:
         self._scheduler = Scheduler(
             self._blocks, config.max_batched_tokens, config.max_running, config.prefill_chunk
         )
-        self._runner = ModelRunner(model, kv, self._blocks.tables, sampler)
+        self._runner = ModelRunner(model, kv, self._blocks.tables, Sampler(grammars))
+        self._grammars = grammars
         self._check_each_step = config.check_invariants
         self._sequences: dict[str, EngineSequence] = {}
         # Adopted since the last step: their first tokens are still to be emitted.
@@ -107,6 +111,8 @@ class LLMEngine:
         sequence = self._sequences.get(request.request_id)
         if sequence is None or sequence.status is not SequenceStatus.ASKING:
             sequence = self._new_sequence(request, hold=False)
+            # They come with the handover.
+            sequence.prompt_logprobs = None
         hits = self._scheduler.reserve(sequence)
         if hits is None:
             return None
@@ -128,6 +134,9 @@ class LLMEngine:
         if sequence is None or sequence.status is not SequenceStatus.RESERVED:
             raise ValueError(f"nothing is reserved for {request_id}")
         self._check_tokens((first_token_id,))
+        if (first_logprobs is None) != (sequence.request.sampling.logprobs is None):
+            raise ValueError("log probabilities of the first token come exactly where they are asked for")
+        sequence.rules.advance(first_token_id)
         sequence.num_computed = sequence.num_tokens
         self._blocks.seal(sequence)
         sequence.token_ids.append(first_token_id)
@@ -186,11 +195,13 @@ class LLMEngine:
                 sequence.num_computed += num_run
                 sequence.recompute_last = False
                 self._blocks.seal(sequence)
+                if sequence.prompt_logprobs is not None:
+                    sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
                 if sequence.hold:
                     recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
                 token_id = result.tokens.get(index)
                 if token_id is not None:
-                    self._take_token(sequence, token_id)
+                    self._take_token(sequence, token_id, result.logprobs.get(index))
         output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
@@ -248,6 +259,7 @@ class LLMEngine:
             raise ValueError("the prompt is empty")
         self._check_tokens(request.prompt_token_ids)
         self._check_tokens(request.resumed_token_ids)
+        limits.check(request.sampling, self._vocab_size)
         if len(request.resumed_token_ids) >= request.sampling.max_tokens:
             raise ValueError(
                 f"nothing is left to generate: {len(request.resumed_token_ids)} tokens of at most "
@@ -265,16 +277,39 @@ class LLMEngine:
 
     def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
         self._check(request)
+        rules = TokenRules(
+            request.sampling,
+            request.prompt_token_ids,
+            request.resumed_token_ids,
+            self._eos_token_ids,
+            self._vocab_size,
+            self._matcher(request),
+        )
         sequence = EngineSequence(request, next(self._arrivals), hold, time.monotonic())
+        sequence.rules = rules
         self._sequences[request.request_id] = sequence
         return sequence
+
+    def _matcher(self, request: EngineRequest) -> GrammarMatcher | None:
+        if request.sampling.grammar is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("this engine takes no grammars: it was given no tokenizer")
+        return self._grammars.compile(request.sampling.grammar).start()
 
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
         for sequence, logprobs in adopted:
             self._emit(sequence, logprobs)
 
-    def _take_token(self, sequence: EngineSequence, token_id: int) -> None:
+    def _take_token(self, sequence: EngineSequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        try:
+            sequence.rules.advance(token_id)
+        except GrammarError as error:
+            # The matcher met a limit of its library: this answer cannot go on, the others can.
+            self._recorder.failed(sequence, str(error))
+            self._end(sequence)
+            return
         sequence.token_ids.append(token_id)
         self._recorder.generated_tokens += 1
         if not sequence.context_done:
@@ -282,9 +317,9 @@ class LLMEngine:
             self._recorder.prefill_done(sequence)
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
-        self._emit(sequence)
+        self._emit(sequence, logprobs)
 
-    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None = None) -> None:
+    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None) -> None:
         """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
         index = sequence.next_index - 1
         token_id = sequence.token_ids[-1]
@@ -295,6 +330,7 @@ class LLMEngine:
             sequence.num_tokens,
             self._eos_token_ids,
             self.max_model_len,
+            sequence.rules.grammar_complete,
         )
         self._recorder.token(sequence, index, token_id, reason, logprobs)
         if reason is not None and not sequence.hold:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from engine.api import EngineRequest
+from engine.api import EngineRequest, TokenLogprobs
+from engine.sampling.rules import TokenRules
 
 
 class SequenceStatus(Enum):
@@ -40,6 +41,9 @@ class Sequence:
         cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
             before the first one.
         context_done: the first token of this attempt has been drawn.
+        rules: for the next token, kept up with `token_ids`.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known; None where
+            nobody asks for them here.
     """
 
     __slots__ = (
@@ -54,13 +58,18 @@ class Sequence:
         "num_computed",
         "num_prompt",
         "num_sealed",
+        "prompt_logprobs",
         "recompute_last",
         "request",
         "row",
+        "rules",
         "status",
         "submitted_s",
         "token_ids",
     )
+
+    # Set by the engine: whoever schedules does not look at them.
+    rules: TokenRules
 
     def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
         self.request = request
@@ -80,6 +89,8 @@ class Sequence:
         self.num_announced = 0
         self.cached_tokens: int | None = None
         self.context_done = False
+        wanted = request.sampling.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
 
     @property
     def request_id(self) -> str:
@@ -100,6 +111,11 @@ class Sequence:
     def next_index(self) -> int:
         """Index in the answer of the next token to be drawn, resumed tokens counted."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of the prompt are still wanted: then it must be computed, not found in a cache."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
 
     @property
     def tokens_to_hold(self) -> int:

@@ -83,6 +83,7 @@ class StepRecorder:
                 cached_tokens=cached_tokens,
                 queue_s=sequence.admitted_s - sequence.submitted_s,
                 prefill_s=time.monotonic() - sequence.admitted_s,
+                prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
             )
         )
 

@@ -135,7 +135,7 @@ class SamplingResolver:
                 )
             check_token_ids((int(key),), self._vocab_size, "logit_bias")
             biases[int(key)] = bias
-        return tuple(biases.items())
+        return tuple(sorted(biases.items()))
 
 
 def _or(value: float | None, default: float) -> float:

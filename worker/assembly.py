@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 
 from engine.api import Engine
 from engine.core import LLMEngine
+from engine.grammar.base import GrammarCompiler
+from engine.grammar.guidance import GuidanceCompiler
 from engine.kv.storage import allocate_pool, block_bytes, blocks_in_budget
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
@@ -17,7 +20,10 @@ from kv_transfer import registry
 from kv_transfer.transports.base import Transport, TransportConfig
 from kv_transfer.types import Identity, KvLayout, LayerGroup, PoolRegion
 from prefix_index.hashing import HASH_VERSION, ChainHasher, hash_model
+from telemetry.logs import fields
 from worker.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class Assembly:
         layout: of the pool.
         transports: by name, best first.
         max_model_len: tokens of prompt and answer together.
+        grammars: compiles for the engine; None where the model folder has no usable tokenizer.json.
     """
 
     engine: Engine
@@ -37,6 +44,7 @@ class Assembly:
     layout: KvLayout
     transports: Mapping[str, Transport]
     max_model_len: int
+    grammars: GrammarCompiler | None
 
     @property
     def max_context_tokens(self) -> int:
@@ -67,7 +75,8 @@ def assemble(config: WorkerConfig) -> Assembly:
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
     revision = model_revision(settings.model_dir)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
-    engine = LLMEngine(model, pool, settings, hasher)
+    grammars = _grammars(config, model.config)
+    engine = LLMEngine(model, pool, settings, hasher, grammars)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
@@ -80,7 +89,19 @@ def assemble(config: WorkerConfig) -> Assembly:
         ),
         transports=_open_transports(config, region),
         max_model_len=engine.max_model_len,
+        grammars=grammars,
     )
+
+
+def _grammars(config: WorkerConfig, model: ModelConfig) -> GrammarCompiler | None:
+    tokenizer_file = config.engine.model_dir / "tokenizer.json"
+    try:
+        return GuidanceCompiler(
+            tokenizer_file, model.vocab_size, model.eos_token_ids, max(1, config.engine.threads)
+        )
+    except ValueError as error:
+        logger.warning("no grammars", extra=fields(reason=str(error)))
+        return None
 
 
 def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identity:

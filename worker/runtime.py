@@ -27,6 +27,7 @@ from telemetry.logs import fields
 from worker.admission import Admission
 from worker.assembly import Assembly
 from worker.config import WorkerConfig
+from worker.grammars import Grammars
 from worker.host import EngineHost
 from worker.metrics import WorkerMetrics, WorkerSnapshot
 from worker.servicer import WorkerServicer
@@ -88,6 +89,7 @@ class WorkerRuntime:
         layout: of the own pool.
         transports: name -> transport with the pool registered, best first.
         admission: who is inside.
+        grammars: compiles those of requests that come in.
         metrics: counters to raise.
         host: the engine.
         endpoint: host:port of the gRPC server; set by `serve`.
@@ -103,6 +105,7 @@ class WorkerRuntime:
         self.layout: KvLayout = assembly.layout
         self.transports: Mapping[str, Transport] = assembly.transports
         self.admission = Admission(config.max_queue, assembly.max_context_tokens)
+        self.grammars = Grammars(assembly.grammars, config.max_queue)
         self.metrics = WorkerMetrics(config.worker_id, _ROLE_NAMES[role], self._snapshot_from_thread)
         self._events = asyncio.get_running_loop()
         self.host = EngineHost(assembly.engine, self._on_step, self._on_failure)
@@ -221,6 +224,7 @@ class WorkerRuntime:
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
         await self.host.stop()
+        self.grammars.close()
         for transport in self.transports.values():
             transport.close()
         await asyncio.to_thread(self.metrics.stop)

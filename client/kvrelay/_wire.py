@@ -40,6 +40,8 @@ def channel_options(keepalive_s: float) -> tuple[tuple[str, int], ...]:
         *_CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds),
+        # Otherwise a minute for whatever the time-out of keepalive says.
+        ("grpc.http2.ping_timeout_ms", milliseconds),
     )
 
 

@@ -187,7 +187,7 @@ class BlockManager:
         )
 
     def _match(self, sequence: EngineSequence) -> list[int]:
-        if self._hasher is None:
+        if self._hasher is None or sequence.needs_prompt_logits:
             return []
         return self.cache.match(self._hashes(sequence, sequence.num_tokens // self.block_size))
 

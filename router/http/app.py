@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from router.http.openapi import RouterApi, body_docs, error_docs, generation_doc
 from router.http.other_responses import Detokenization, Model, ModelList, Status, Tokenization, Version
 from router.http.responses import ChatCompletion, Completion
 from router.http.schema.chat import ChatCompletionRequest
+from router.http.schema.common import MODEL
 from router.http.schema.completions import CompletionRequest
 from router.http.schema.tokens import DetokenizeRequest, TokenizeRequest
 from router.serving import Serving
@@ -99,7 +101,7 @@ def _add_model_routes(app: FastAPI, serving: Serving) -> None:
 
     # A path, not a segment: model names often have a slash.
     @app.get("/v1/models/{name:path}", tags=["models"], summary="One model", responses=error_docs(401, 404))
-    async def model(name: str) -> Model:
+    async def model(name: Annotated[str, Path(description=MODEL)]) -> Model:
         serving.preparer.check_model(name)
         return _model_body(serving)
 

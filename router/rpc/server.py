@@ -21,7 +21,7 @@ ADMIN = router_pb2.DESCRIPTOR.services_by_name["RouterAdmin"].full_name
 # A worker table of thousands of workers.
 _MAX_ADMIN_BYTES = 16 << 20
 # gRPC's own limit of five minutes would end the connection of a client that asks more often.
-_MIN_PING_INTERVAL_MS = 1000
+_MIN_PING_INTERVAL_MS = 500
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
@@ -69,7 +69,7 @@ class RpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 # Clients ask whether their router still lives while an answer takes its time.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs

@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from router.text.errors import ChatTemplateError, ModelFilesError
 from router.text.tokenizer import read_json_object
 
+# Where the last message's text ends: of two characters for private use, which no template looks for.
+_MARK = "\ue000\uf8ff"
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -156,8 +158,9 @@ class ChatTemplate:
         """
         if self._template is None:
             raise ChatTemplateError("this model has no chat template; use completions with a plain prompt")
+        said = [dict(message) for message in messages]
         own = {
-            "messages": [dict(message) for message in messages],
+            "messages": _marked(said) if continue_final_message else said,
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -183,17 +186,23 @@ class ChatTemplate:
                 "model's context length"
             )
         prompt = "".join(pieces)
-        return _up_to_last_message(prompt, messages) if continue_final_message else prompt
+        return _up_to_mark(prompt) if continue_final_message else prompt
 
 
-def _up_to_last_message(prompt: str, messages: Sequence[Mapping[str, object]]) -> str:
-    """The prompt up to the end of the last message's text. Templates may strip the text, or its end."""
-    content = messages[-1].get("content")
-    text = content.strip() if isinstance(content, str) else ""
-    begin = prompt.rfind(text) if text else -1
+def _marked(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The messages with a mark at the end of the last one's text. Raises ChatTemplateError."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str) or not content.strip():
+        raise ChatTemplateError("the last message has no text that could be continued")
+    return [*messages[:-1], {**messages[-1], "content": f"{content}{_MARK} "}]
+
+
+def _up_to_mark(prompt: str) -> str:
+    """The prompt up to the mark. Raises ChatTemplateError where the template left the text out."""
+    begin = prompt.rfind(_MARK)
     if begin < 0:
-        raise ChatTemplateError("the model's chat template does not end with the last message's text")
-    assert isinstance(content, str)
-    kept = content.lstrip()
-    # Spaces at its end stay where the template keeps them.
-    return prompt[: begin + (len(kept) if prompt.startswith(kept, begin) else len(text))]
+        raise ChatTemplateError("the model's chat template leaves the last message's text out")
+    # A template may write a text twice.
+    text = prompt[:begin].replace(f"{_MARK} ", "").replace(_MARK, "")
+    # A template that took the space behind the mark takes those that end a text, too.
+    return text if prompt.startswith(" ", begin + len(_MARK)) else text.rstrip()

@@ -84,7 +84,7 @@ def test_detokenization() -> None:
         "token_ids": [1, 2],
         "skip_special_tokens": True,
     }
-    with pytest.raises(InvalidRequestError, match="^token_ids: "):
+    with pytest.raises(InvalidRequestError, match=r"^token_ids: "):
         detokenize_request([-1], False, None)
 
 

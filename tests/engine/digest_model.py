@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
-from engine.sampling.sampler import sample
+from engine.sampling.rules import TokenRules
+from engine.sampling.sampler import Sampler
 from prefix_index.hashing import ChainHasher
 
 VOCAB = 23
@@ -114,16 +116,17 @@ class DigestModel:
                 digest = next_digest(digest, tokens[row], position)
                 kv[block, 0, 0, 0, offset, 0] = tokens[row]
                 kv[block, 0, 1, 0, offset, 0] = digest
-            if end - 1 in wanted:
-                keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[:context_len]
-                places = torch.arange(1, context_len + 1, dtype=torch.float64)
-                total = int((keys.double() * places).sum().item()) % MODULUS
-                rows[end - 1] = logits_of(digest, total)
-                if self.nan is not None and self.nan in tokens[start:end]:
-                    rows[end - 1][3] = torch.nan
-                    # As with a real model: what it wrote is no number either.
-                    for slot in slots[start:end]:
-                        kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
+                if row in wanted:
+                    keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[: position + 1]
+                    places = torch.arange(1, position + 2, dtype=torch.float64)
+                    total = int((keys.double() * places).sum().item()) % MODULUS
+                    rows[row] = logits_of(digest, total)
+            if self.nan is not None and self.nan in tokens[start:end]:
+                for row in rows.keys() & set(range(start, end)):
+                    rows[row][3] = torch.nan
+                # As with a real model: what it wrote is no number either.
+                for slot in slots[start:end]:
+                    kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
         if not wanted:
             return torch.empty(0, VOCAB)
         return torch.stack([rows[row] for row in wanted])
@@ -143,6 +146,7 @@ def params(
     seed: int = 0,
     min_tokens: int = 0,
     ignore_eos: bool = True,
+    **more: Any,
 ) -> SamplingParams:
     """Greedy without EOS unless told otherwise."""
     return SamplingParams(
@@ -154,6 +158,7 @@ def params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=ignore_eos,
+        **more,
     )
 
 
@@ -180,7 +185,10 @@ def reference(
         index = len(wanted.resumed_token_ids) + len(answer)
         digest = kv_of(context)[-1][1]
         logits = logits_of(digest, total_of(context))
-        token = int(sample(logits[None], [sampling], [index], frozenset({EOS}))[0])
+        # Built anew for each token: what the engine keeps up step by step must come to the same.
+        given = [*wanted.resumed_token_ids, *answer]
+        rules = TokenRules(sampling, wanted.prompt_token_ids, given, frozenset({EOS}), VOCAB)
+        token = Sampler().sample(logits[None], [rules]).token_ids[0]
         context.append(token)
         answer.append(token)
         stops = sampling.stop_token_ids | (set() if sampling.ignore_eos else {EOS})
