@@ -129,6 +129,8 @@ def plan_router(
         redis_url=redis_url,
         index_namespace=spec.name,
         policy=spec.router.policy,
+        tool_parser=spec.router.tool_parser,
+        reasoning_parser=spec.router.reasoning_parser,
         force_remote_prefill=spec.router.force_remote_prefill,
         max_running=spec.router.max_running,
         max_queued=spec.router.max_queued,

@@ -20,11 +20,13 @@ class TextRules:
         stops: strings that end the answer.
         include_stop: what ended the answer, a stop string or an end token, is part of its text.
         skip_special_tokens: special tokens have no text.
+        markers: but these do.
     """
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    markers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class AnswerText:
 
     def __init__(self, tokenizer: Tokenizer, sampling: ResolvedSampling, rules: TextRules) -> None:
         skip = rules.skip_special_tokens
-        self._detokenizer = Detokenizer(tokenizer.token_bytes if skip else tokenizer.all_token_bytes)
+        self._detokenizer = Detokenizer(
+            tokenizer.bytes_showing(rules.markers) if skip else tokenizer.all_token_bytes
+        )
         self._stops = StopStrings(rules.stops, include=rules.include_stop)
         self._show_end = rules.include_stop
         self._min_tokens = sampling.min_tokens

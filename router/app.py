@@ -18,6 +18,7 @@ from router.core import RouterCore
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app, package_version
 from router.http.server import HttpServer
+from router.model_reading import ModelReading
 from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, admin_server, inference_server
@@ -49,7 +50,14 @@ def _load_model(config: RouterConfig) -> ServedModel:
         template = ChatTemplate.load(config.model_dir)
     except ModelFilesError as error:
         raise ConfigError("model_dir", str(error)) from error
-    return ServedModel(config.served_name, tokenizer, template, config.max_model_len, int(time.time()))
+    return ServedModel(
+        name=config.served_name,
+        tokenizer=tokenizer,
+        chat_template=template,
+        max_model_len=config.max_model_len,
+        created=int(time.time()),
+        reading=ModelReading(tokenizer, template, config.tool_parser, config.reasoning_parser),
+    )
 
 
 def _open_index(config: RouterConfig) -> RedisPrefixIndex | None:

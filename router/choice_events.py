@@ -10,6 +10,7 @@ from kvrelay.v1.common_pb2 import Timeline
 from router.answer_text import ShownToken
 from router.generation import TokenLogprobs
 from router.prepare import PreparedRequest
+from router.tools.parsers.base import CallArguments, CallBegin
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,12 @@ class ChoiceDelta:
 
     Attributes:
         choice: p * n + c.
-        text: what can be shown now.
+        text: content that can be shown now.
         token_ids: what is new.
         logprobs: one for each token where log probabilities are asked for, else none.
         shown: with log probabilities, the tokens that go with the text shown so far, each once.
+        reasoning: what can be shown of it now.
+        calls: calls that begin, and new text of their arguments, in order.
     """
 
     choice: int
@@ -29,6 +32,8 @@ class ChoiceDelta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     shown: tuple[ShownToken, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallBegin | CallArguments, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class ChoiceEnd:
     """The last event of one choice.
 
     Attributes:
+        finish_reason: "tool_calls" where the answer stopped and has calls.
         completion_tokens: generated for it; the first choice of a prompt also has those of the answers that
             `best_of` left out.
         cached_tokens: prompt tokens that nobody computed.
@@ -44,7 +50,7 @@ class ChoiceEnd:
     """
 
     choice: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     completion_tokens: int
     cached_tokens: int
     timeline: Timeline

@@ -7,7 +7,10 @@ import uuid
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
 
 # As browsers name them: scheme, host and port alone. "*" is every one.
 ORIGIN = r"^(\*|https?://[^/\s]+)$"
@@ -39,6 +42,15 @@ class RouterConfig(BaseModel):
         default="127.0.0.1",
         description="Address of RouterAdmin, which asks for no key: whoever reaches it commands the router.",
     )
+    tool_parser: str = Field(
+        default="auto",
+        description="How the model writes tool calls: auto (by its chat template), none, or a file name in "
+        "router/tools/parsers.",
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        description="Whether answers begin with reasoning: auto (by the chat template), none, or think.",
+    )
     redis_url: str = Field(default="", description="Prefix index; empty routes by load alone.")
     index_namespace: str = "default"
     policy: str = Field(default="cost", description="File name in router/policies.")
@@ -69,3 +81,17 @@ class RouterConfig(BaseModel):
     addresses_file: Path | None = Field(
         default=None, description="Written once listening: JSON with http, grpc, admin (host:port) and pid."
     )
+
+    @field_validator("tool_parser")
+    @classmethod
+    def _known_tool_parser(cls, value: str) -> str:
+        if value not in tool_parser_names():
+            raise ValueError(f"needs one of: {', '.join(tool_parser_names())}")
+        return value
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning_parser(cls, value: str) -> str:
+        if value not in reasoning_parser_names():
+            raise ValueError(f"needs one of: {', '.join(reasoning_parser_names())}")
+        return value

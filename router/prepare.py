@@ -6,11 +6,13 @@ import asyncio
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from router.answer_reader import Reading
 from router.answer_text import TextRules
 from router.errors import InvalidRequestError, ModelNotFoundError
 from router.generation import GenerationRequest
+from router.model_reading import AskedOfAnswers
 from router.prompts import Prompt, PromptReader, ServedModel, check_token_ids
 from router.resolve import SamplingResolver, tried_of
 from router.sampling_options import SamplingOptions
@@ -38,6 +40,7 @@ class ClientRequest:
         trace: adds spans to the timelines.
         priority: lower runs first; a sint32.
         truncate_prompt_tokens: keep so many tokens of each prompt, the last ones; -1 for as many as fit.
+        answers: what is asked of the answers beside how their tokens are chosen.
     """
 
     model: str
@@ -50,6 +53,7 @@ class ClientRequest:
     trace: bool = False
     priority: int = 0
     truncate_prompt_tokens: int | None = None
+    answers: AskedOfAnswers = field(default_factory=AskedOfAnswers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class PreparedRequest:
         num_choices: n, the answers that are returned for each prompt.
         num_tried: those that are generated for it; more than n with best_of.
         rules: how tokens become text.
+        reading: how text is parted.
         echo: each prompt's text, which begins its answers; empty where none is asked for.
         score_only: the prompt's log probabilities are all that is wanted; the generated token is dropped.
         reports_logprobs: the client asked for the answer's log probabilities.
@@ -72,6 +77,7 @@ class PreparedRequest:
     num_choices: int
     num_tried: int
     rules: TextRules
+    reading: Reading
     echo: tuple[str, ...]
     score_only: bool
     reports_logprobs: bool
@@ -134,6 +140,7 @@ class Preparer:
             await self._reader.read(prompt, request.truncate_prompt_tokens, asked.max_tokens)
             for prompt in request.prompts
         ]
+        reading, grammar = await self.model.reading.of(request.answers, prompts[0])
         # Workers know a generation by its id alone, and clients may repeat theirs.
         unique = f"{request.request_id}:{secrets.token_hex(8)}"
         generations: list[GenerationRequest] = []
@@ -143,7 +150,7 @@ class Preparer:
                 GenerationRequest(
                     request_id=f"{unique}:{len(generations) + choice}",
                     prompt_token_ids=token_ids,
-                    sampling=replace(sampling, choice=choice),
+                    sampling=replace(sampling, choice=choice, grammar=grammar),
                     cache_salt=request.cache_salt,
                     deadline=request.deadline,
                     trace=request.trace,
@@ -155,6 +162,7 @@ class Preparer:
             stops=tuple(asked.stop or ()),
             include_stop=bool(asked.include_stop_str_in_output),
             skip_special_tokens=asked.skip_special_tokens is not False,
+            markers=self.model.reading.markers if request.answers.chat else frozenset(),
         )
         return PreparedRequest(
             request_id=request.request_id,
@@ -162,6 +170,7 @@ class Preparer:
             num_choices=asked.n or 1,
             num_tried=num_tried,
             rules=rules,
+            reading=reading,
             echo=self._echo(request, prompts, rules) if asked.echo else (),
             score_only=resolver.score_only,
             reports_logprobs=asked.logprobs is not None,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.errors import InvalidRequestError
+from router.model_reading import ModelReading
 from router.prompt_options import ChatOptions
 from router.text.chat_template import ChatTemplate
 from router.text.errors import ChatTemplateError
@@ -24,6 +25,7 @@ class ServedModel:
         name: what clients call it.
         max_model_len: tokens of prompt and answer together.
         created: seconds since 1970, when the router began to serve it.
+        reading: how its answers are read.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ServedModel:
     chat_template: ChatTemplate
     max_model_len: int
     created: int
+    reading: ModelReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,12 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat: messages with `role`, `content` and what else the model's template reads."""
+    """A chat: messages with `role`, `content` and what else the model's template reads, and the tools."""
 
     messages: tuple[Mapping[str, object], ...]
     param: str = "messages"
     options: ChatOptions = field(default_factory=ChatOptions)
+    tools: tuple[Mapping[str, object], ...] | None = None
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -177,6 +181,7 @@ class PromptReader:
         def render() -> str:
             return self._model.chat_template.render(
                 prompt.messages,
+                tools=prompt.tools,
                 add_generation_prompt=not continues if generates is None else generates,
                 continue_final_message=continues,
                 variables=options.chat_template_kwargs or {},

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
+from router.answer_reader import AnswerReader
 from router.answer_text import AnswerText
 from router.best_of import best_of
 from router.choice_events import ChoiceDelta, ChoiceEnd, ChoiceEvent
@@ -112,7 +113,8 @@ class Serving:
     async def _choice(
         self, prepared: PreparedRequest, index: int, request: GenerationRequest, admission: Admission
     ) -> AsyncGenerator[ChoiceEvent, None]:
-        answer = AnswerText(self.model.tokenizer, request.sampling, prepared.rules)
+        text = AnswerText(self.model.tokenizer, request.sampling, prepared.rules)
+        answer = AnswerReader(text, prepared.reading)
         generation = self._dispatcher.generate(request, admission)
         # Not before the first token: a request that cannot start must not seem to have begun.
         echo = prepared.echo[index // prepared.num_tried] if prepared.echo else ""
@@ -123,8 +125,8 @@ class Serving:
                     echo = ""
                 if isinstance(event, GenerationEnd):
                     rest = answer.finish()
-                    if rest.text or rest.shown:
-                        yield ChoiceDelta(index, rest.text, (), (), rest.shown)
+                    if rest.text or rest.shown or rest.reasoning or rest.calls:
+                        yield ChoiceDelta(index, rest.text, (), (), rest.shown, rest.reasoning, rest.calls)
                     yield _end(index, answer, event)
                 elif prepared.score_only:
                     yield replace(_end(index, answer, await _end_of(generation)), finish_reason="length")
@@ -133,7 +135,13 @@ class Serving:
                     piece = answer.add(event.token_ids, event.logprobs)
                     count = piece.num_tokens
                     yield ChoiceDelta(
-                        index, piece.text, event.token_ids[:count], event.logprobs[:count], piece.shown
+                        choice=index,
+                        text=piece.text,
+                        token_ids=event.token_ids[:count],
+                        logprobs=event.logprobs[:count],
+                        shown=piece.shown,
+                        reasoning=piece.reasoning,
+                        calls=piece.calls,
                     )
                     if piece.stopped:
                         yield _end(index, answer, await generation.finish())
@@ -150,10 +158,16 @@ async def _end_of(generation: Generation) -> GenerationEnd:
     raise GenerationError(ErrorKind.INTERNAL, "the generation stopped without its end")
 
 
-def _end(index: int, answer: AnswerText, end: GenerationEnd) -> ChoiceEnd:
+def _end(index: int, answer: AnswerReader, end: GenerationEnd) -> ChoiceEnd:
     """Tokens that came behind a stop string are not the client's: the answer's own count holds."""
     return ChoiceEnd(
-        index, end.finish_reason, answer.num_tokens, end.cached_tokens, end.timeline, end.prompt_logprobs
+        choice=index,
+        finish_reason=answer.reason(end.finish_reason),
+        completion_tokens=answer.num_tokens,
+        cached_tokens=end.cached_tokens,
+        timeline=end.timeline,
+        prompt_logprobs=end.prompt_logprobs,
+        reasoning_tokens=answer.reasoning_tokens,
     )
 
 

@@ -29,6 +29,9 @@ from kvrelay.types import (
     Timeline,
     Tokenization,
     TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -58,6 +61,9 @@ __all__ = [
     "Timeline",
     "TokenLogprob",
     "Tokenization",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "UnavailableError",
     "Usage",
 ]

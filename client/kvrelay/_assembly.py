@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from kvrelay.errors import ServerError
 from kvrelay.types import (
@@ -15,6 +15,8 @@ from kvrelay.types import (
     Span,
     Timeline,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from kvrelay.v1 import common_pb2, inference_pb2
@@ -22,6 +24,7 @@ from kvrelay.v1 import common_pb2, inference_pb2
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
     common_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     common_pb2.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
     common_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
@@ -60,6 +63,17 @@ class _Part:
     timeline: Timeline | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def take_call(self, delta: ToolCallDelta) -> None:
+        """Raises ServerError for a call that has no beginning."""
+        if delta.index == len(self.calls) and delta.id:
+            self.calls.append(ToolCall(delta.id, delta.name, ""))
+        if delta.index >= len(self.calls):
+            raise ServerError(f"the server went on with tool call {delta.index}, which it never began")
+        call = self.calls[delta.index]
+        self.calls[delta.index] = replace(call, arguments=call.arguments + delta.arguments)
 
 
 class Assembly:
@@ -84,13 +98,27 @@ class Assembly:
         reason = _REASONS.get(response.finish_reason)
         if reason is not None:
             part.finish_reason = reason
+        part.reasoning.append(response.reasoning)
+        calls = tuple(
+            ToolCallDelta(delta.index, delta.id, delta.name, delta.arguments) for delta in response.tool_calls
+        )
+        for delta in calls:
+            part.take_call(delta)
         if response.HasField("timeline"):
             part.timeline = _timeline(response.timeline)
         if response.HasField("usage"):
             usage = response.usage
             self._usage = Usage(**{each.name: getattr(usage, each.name) for each in fields(Usage)})
         self._request_id = response.request_id or self._request_id
-        return Chunk(response.choice, response.text, tuple(response.token_ids), reason, logprobs)
+        return Chunk(
+            choice=response.choice,
+            text=response.text,
+            token_ids=tuple(response.token_ids),
+            finish_reason=reason,
+            logprobs=logprobs,
+            reasoning=response.reasoning,
+            tool_calls=calls,
+        )
 
     def finish(self) -> Generation:
         """The result, once the stream has ended. Raises ServerError where something is missing."""
@@ -110,6 +138,8 @@ class Assembly:
                     part.timeline,
                     tuple(part.logprobs),
                     part.prompt_logprobs,
+                    "".join(part.reasoning),
+                    tuple(part.calls),
                 )
             )
         return Generation(self._request_id, tuple(choices), self._usage)

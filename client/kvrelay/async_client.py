@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import grpc
 import grpc.aio
 
+from kvrelay._chat import Messages
 from kvrelay._endpoints import Attempts, Endpoints, checked_endpoints
 from kvrelay._stream_state import StreamState
 from kvrelay._wire import (
@@ -24,7 +25,6 @@ from kvrelay._wire import (
 )
 from kvrelay.options import (
     GenerateOptions,
-    Messages,
     PromptOptions,
     detokenize_request,
     generate_request,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from kvrelay._chat import ANSWER_OPTIONS, CHAT_OPTIONS, Messages, Tools, build, chat_of, structured_outputs
 from kvrelay.errors import InvalidRequestError
-from kvrelay.types import Message
 from kvrelay.v1 import inference_pb2
-
-Messages = Sequence[Message | Mapping[str, str]]
 
 
 class PromptOptions(TypedDict, total=False):
@@ -24,6 +22,9 @@ class PromptOptions(TypedDict, total=False):
             true, or false with continue_final_message.
         continue_final_message: of a chat: the answer goes on with the last message's text. Default false.
         chat_template_kwargs: of a chat: variables of the model's template, up to 64 of them, JSON values.
+        tools: of a chat: functions that the model may call, up to 128. Default none.
+        tool_choice: of a chat: "none", "auto" or "required". Default "auto" with tools.
+        named_tool: of a chat: the function that must be called; excludes tool_choice.
     """
 
     add_special_tokens: bool | None
@@ -31,6 +32,9 @@ class PromptOptions(TypedDict, total=False):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
+    tools: Tools | None
+    tool_choice: str | None
+    named_tool: str | None
 
 
 class GenerateOptions(PromptOptions, total=False):
@@ -67,6 +71,16 @@ class GenerateOptions(PromptOptions, total=False):
         logprobs: report log probabilities of the answer's tokens, and of so many likeliest ones; 0 to 20.
             Default: none.
         prompt_logprobs: the same for the prompt's tokens. Default: none.
+        parallel_tool_calls: of a chat: several calls may come; false ends the answer with the first. Default
+            true.
+        include_reasoning: of a chat: report what a model thinks before it answers. Default true.
+        json_schema: the answer is JSON that matches this schema: an object, a boolean or JSON text. At most
+            one of this and the next four may be given.
+        json_object: the answer is a JSON object. Default false.
+        regex: the whole answer matches this regular expression.
+        choice: the answer is one of these texts, up to 1024.
+        grammar: the answer matches this Lark or GBNF grammar.
+        strict: with json_schema: refuse schemas that OpenAI's strict mode refuses. Default false.
         priority: requests with a lower one run first; a signed 32-bit number. Default 0.
         timeout: seconds for the whole request, retries included. Default: the client's.
         request_id: name in logs and traces. Default: made by the router.
@@ -100,6 +114,14 @@ class GenerateOptions(PromptOptions, total=False):
     echo: bool | None
     logprobs: int | None
     prompt_logprobs: int | None
+    parallel_tool_calls: bool | None
+    include_reasoning: bool | None
+    json_schema: Mapping[str, Any] | bool | str | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    strict: bool | None
     priority: int | None
     timeout: float | None
     request_id: str | None
@@ -107,46 +129,26 @@ class GenerateOptions(PromptOptions, total=False):
     trace: bool | None
 
 
-_OF_REQUEST = ("model", "request_id", "cache_salt", "trace", "priority")
+_OF_REQUEST = ("model", "request_id", "cache_salt", "trace", "priority", "include_reasoning")
 _OF_SAMPLING = frozenset(field.name for field in inference_pb2.SamplingOptions.DESCRIPTOR.fields)
 _OF_PROMPT = frozenset(field.name for field in inference_pb2.PromptOptions.DESCRIPTOR.fields)
-
-
-def _build(message: type[Any], field: str, value: object) -> Any:
-    """`message(field=value)`, with an error that names the field."""
-    try:
-        return message(**{field: value})
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{field}: {error}") from error
-
-
-def _chat(messages: Messages) -> inference_pb2.Chat:
-    chat = inference_pb2.Chat()
-    for position, message in enumerate(messages):
-        if isinstance(message, Message):
-            parts: Mapping[str, str] = {"role": message.role, "content": message.content}
-        else:
-            parts = message
-        if not isinstance(parts, Mapping) or parts.keys() != {"role", "content"}:
-            raise InvalidRequestError(f"messages[{position}] needs role and content, and nothing else")
-        built = inference_pb2.ChatMessage()
-        for field, text in parts.items():
-            built.MergeFrom(_build(inference_pb2.ChatMessage, field, text))
-        chat.messages.append(built)
-    return chat
 
 
 def _set_input(
     request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
     prompt: str | None,
     messages: Messages | None,
+    options: Mapping[str, Any],
 ) -> None:
+    of_chat = {name: value for name, value in options.items() if name in CHAT_OPTIONS and value is not None}
+    if messages is None and of_chat:
+        raise InvalidRequestError(f"{next(iter(of_chat))} is for a chat")
     if prompt is not None:
-        request.MergeFrom(_build(type(request), "prompt", prompt))
+        request.MergeFrom(build(type(request), "prompt", prompt))
     elif messages is not None:
         # CopyFrom alone would leave an empty chat unset.
         request.chat.SetInParent()
-        request.chat.CopyFrom(_chat(messages))
+        request.chat.CopyFrom(chat_of(messages, of_chat))
 
 
 def _set_prompt_option(options: inference_pb2.PromptOptions, name: str, value: Any) -> None:
@@ -158,7 +160,7 @@ def _set_prompt_option(options: inference_pb2.PromptOptions, name: str, value: A
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidRequestError(f"{name}: {error}") from error
     else:
-        options.MergeFrom(_build(inference_pb2.PromptOptions, name, value))
+        options.MergeFrom(build(inference_pb2.PromptOptions, name, value))
 
 
 def _require_one(**inputs: object) -> None:
@@ -182,21 +184,27 @@ def generate_request(
     """
     _require_one(prompt=prompt, messages=messages, token_ids=token_ids)
     request = inference_pb2.GenerateRequest()
-    _set_input(request, prompt, messages)
+    _set_input(request, prompt, messages, options)
+    outputs = structured_outputs(
+        {name: value for name, value in options.items() if name in ANSWER_OPTIONS},
+        bool(options.get("strict")),
+    )
+    if outputs is not None:
+        request.structured_outputs.CopyFrom(outputs)
     if token_ids is not None:
         request.token_ids.SetInParent()
-        request.token_ids.ids.extend(_build(inference_pb2.TokenIds, "ids", token_ids).ids)
+        request.token_ids.ids.extend(build(inference_pb2.TokenIds, "ids", token_ids).ids)
     for name, value in options.items():
         if name in ("stop", "bad_words") and isinstance(value, str):
             value = [value]
         if name in _OF_SAMPLING:
             if value is not None:
-                request.sampling.MergeFrom(_build(inference_pb2.SamplingOptions, name, value))
+                request.sampling.MergeFrom(build(inference_pb2.SamplingOptions, name, value))
         elif name in _OF_PROMPT:
             _set_prompt_option(request.prompt_options, name, value)
         elif name in _OF_REQUEST:
-            request.MergeFrom(_build(inference_pb2.GenerateRequest, name, value))
-        elif name != "timeout":
+            request.MergeFrom(build(inference_pb2.GenerateRequest, name, value))
+        elif name not in ("timeout", "strict", *CHAT_OPTIONS, *ANSWER_OPTIONS):
             raise TypeError(f"unknown option {name!r}")
     return request
 
@@ -216,10 +224,12 @@ def tokenize_request(
     """
     _require_one(prompt=prompt, messages=messages)
     request = inference_pb2.TokenizeRequest()
-    request.MergeFrom(_build(inference_pb2.TokenizeRequest, "model", model))
-    request.MergeFrom(_build(inference_pb2.TokenizeRequest, "return_token_strs", return_token_strs))
-    _set_input(request, prompt, messages)
+    request.MergeFrom(build(inference_pb2.TokenizeRequest, "model", model))
+    request.MergeFrom(build(inference_pb2.TokenizeRequest, "return_token_strs", return_token_strs))
+    _set_input(request, prompt, messages, options)
     for name, value in options.items():
+        if name in CHAT_OPTIONS:
+            continue
         if name not in _OF_PROMPT:
             raise TypeError(f"unknown option {name!r}")
         _set_prompt_option(request.prompt_options, name, value)
@@ -233,5 +243,5 @@ def detokenize_request(
     request = inference_pb2.DetokenizeRequest()
     values = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens, "model": model}
     for name, value in values.items():
-        request.MergeFrom(_build(inference_pb2.DetokenizeRequest, name, value))
+        request.MergeFrom(build(inference_pb2.DetokenizeRequest, name, value))
     return request

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -13,6 +15,8 @@ class FinishReason(StrEnum):
     """The model's end of sequence, a stop token or a stop string."""
     LENGTH = "length"
     """`max_tokens` or the model's context length."""
+    TOOL_CALLS = "tool_calls"
+    """As `STOP`, and the answer has tool calls."""
     CANCELLED = "cancelled"
     """Cancelled by the client or the router."""
     DEADLINE = "deadline"
@@ -22,11 +26,74 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function.
+
+    Attributes:
+        id: its name, which the message with its result repeats.
+        name: the function.
+        arguments: JSON text. Valid under the function's schema where calls are required, named or strict;
+            else what the model wrote, which may be no JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What is new of a call.
+
+    Attributes:
+        index: number of the call in the answer.
+        id: set on the call's first delta, else empty.
+        name: the same.
+        arguments: new text of its arguments.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        name: unique among the tools; 1 to 64 letters, digits, `_`, `.` and `-`.
+        description: what it does, for the model.
+        parameters: JSON Schema of its arguments, an object; None for no parameters.
+        strict: every call matches the schema, whatever `tool_choice` says.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat. `role` is "system", "user", "assistant" or what the chat template knows."""
+    """One message of a chat.
+
+    Attributes:
+        role: "system", "user", "assistant", "tool" or what the chat template knows.
+        content: what is said.
+        tool_calls: calls that the assistant made.
+        tool_call_id: of a tool's result: which call it is of.
+        name: given to the chat template.
+        reasoning: what the assistant thought; given to the chat template.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +216,8 @@ class Chunk:
         token_ids: new tokens. Their text may come with a later chunk.
         finish_reason: set on the last chunk of the choice.
         logprobs: one for each of token_ids, where they were asked for.
+        reasoning: new text of a chat's reasoning.
+        tool_calls: what is new of a chat's calls, in order.
     """
 
     choice: int
@@ -156,6 +225,8 @@ class Chunk:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +235,14 @@ class Choice:
 
     Attributes:
         index: its number, from 0.
-        text: with `echo`, the prompt's before the answer's.
+        text: with `echo`, the prompt's before the answer's; of a chat without reasoning and calls.
         token_ids: of the answer, the one that ended it too.
         finish_reason: why it ended.
         timeline: where its time went; None where the router sent none.
         logprobs: one for each of token_ids, where they were asked for.
         prompt_logprobs: of the prompt's tokens from the second on, where they were asked for.
+        reasoning: what a chat's model thought before it answered.
+        tool_calls: functions that a chat's model wants called.
     """
 
     index: int
@@ -179,6 +252,13 @@ class Choice:
     timeline: Timeline | None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The answer as the chat's next message."""
+        return Message("assistant", self.text, self.tool_calls, reasoning=self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +279,16 @@ class Generation:
     def text(self) -> str:
         """Text of the first choice."""
         return self.choices[0].text
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the first choice."""
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of the first choice."""
+        return self.choices[0].tool_calls
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from cluster.spec_loading import Override
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
 
 _MODEL, _CLUSTER, _DOORS = "Model", "Cluster", "Front doors"
 
@@ -146,6 +148,24 @@ ForceRemotePrefill = Annotated[
         rich_help_panel=_DOORS,
     ),
 ]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(tool_parser_names()),
+        help="How the model writes tool calls. Default: auto, by its chat template.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(reasoning_parser_names()),
+        help="Whether its answers begin with reasoning. Default: auto, by its chat template.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -177,6 +197,8 @@ def deployment_overrides(
     host: str | None,
     cors_origin: list[str] | None,
     force_remote_prefill: bool | None,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
     api_key: str | None,
 ) -> list[Override]:
     """The options as settings of the spec. None: not given."""
@@ -200,5 +222,7 @@ def deployment_overrides(
         Override("router.host", host, "--host"),
         Override("router.cors_origins", cors_origin or None, "--cors-origin"),
         Override("router.force_remote_prefill", force_remote_prefill, "--force-remote-prefill"),
+        Override("router.tool_parser", tool_parser, "--tool-parser"),
+        Override("router.reasoning_parser", reasoning_parser, "--reasoning-parser"),
         Override("router.api_key", api_key, "--api-key"),
     ]

@@ -30,6 +30,8 @@ def up(
     host: options.Host = None,
     cors_origin: options.CorsOrigin = None,
     force_remote_prefill: options.ForceRemotePrefill = None,
+    tool_parser: options.ToolParser = None,
+    reasoning_parser: options.ReasoningParser = None,
     api_key: options.ApiKey = None,
     name: options.Name = None,
 ) -> None:
@@ -53,6 +55,8 @@ def up(
         host=host,
         cors_origin=cors_origin,
         force_remote_prefill=force_remote_prefill,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         api_key=api_key,
     )
     serve(spec, overrides, _announce)

@@ -96,6 +96,8 @@ def _whole_choice(deltas: Sequence[ChoiceDelta], end: ChoiceEnd) -> WholeChoice:
         "".join(delta.text for delta in deltas),
         [token_id for delta in deltas for token_id in delta.token_ids],
         [token for delta in deltas for token in delta.shown],
+        "".join(delta.reasoning for delta in deltas),
+        [piece for delta in deltas for piece in delta.calls],
         end,
     )
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from router.answer_text import ShownToken
 from router.choice_events import ChoiceDelta, ChoiceEnd
+from router.http.call_bodies import call_deltas, whole_calls
 from router.http.formats import AnswerView, Envelope, WholeChoice
 from router.http.responses import (
+    AssistantMessage,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -51,11 +53,9 @@ class ChatFormat:
     def delta(self, delta: ChoiceDelta) -> ChatCompletionChunk | None:
         """The first chunk of a choice names the role and comes even without text: prefill is over."""
         first = delta.choice not in self._begun
-        if not (first or delta.text or delta.shown or (self._view.token_ids and delta.token_ids)):
+        content = _delta_of(delta, first=first)
+        if not (content or delta.shown or (self._view.token_ids and delta.token_ids)):
             return None
-        content: Delta = {"content": delta.text}
-        if first:
-            content = {"role": "assistant", "content": delta.text}
         choice: ChunkChoice = {
             "index": delta.choice,
             "delta": content,
@@ -83,7 +83,7 @@ class ChatFormat:
     def _whole_choice(self, index: int, choice: WholeChoice) -> ChatChoice:
         body: ChatChoice = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message_of(choice),
             "logprobs": self._logprobs(choice.shown),
             "finish_reason": choice.end.finish_reason,
         }
@@ -103,3 +103,30 @@ class ChatFormat:
             "system_fingerprint": self._envelope.system_fingerprint,
             "choices": choices,
         }
+
+
+def _delta_of(delta: ChoiceDelta, *, first: bool) -> Delta:
+    new: Delta = {}
+    if first:
+        new = {"role": "assistant", "content": delta.text}
+    elif delta.text:
+        new = {"content": delta.text}
+    if delta.reasoning:
+        new["reasoning"] = new["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        new["tool_calls"] = call_deltas(delta.calls)
+    return new
+
+
+def _message_of(choice: WholeChoice) -> AssistantMessage:
+    calls = whole_calls(choice.calls)
+    message: AssistantMessage = {
+        "role": "assistant",
+        "content": choice.text or (None if calls else ""),
+        "refusal": None,
+    }
+    if choice.reasoning:
+        message["reasoning"] = message["reasoning_content"] = choice.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message

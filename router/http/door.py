@@ -101,6 +101,7 @@ class HttpDoor:
                 deadline=deadline_of(request, body.timeout),
                 priority=body.priority or 0,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
+                answers=body.answers(),
             )
         )
         writer = LogprobsWriter(

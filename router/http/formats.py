@@ -11,6 +11,7 @@ from router.choice_events import ChoiceDelta, ChoiceEnd, UsageCount
 from router.http.logprobs import LogprobsWriter
 from router.http.responses import ChatCompletion, ChatCompletionChunk, Completion, Usage
 from router.prepare import PreparedRequest
+from router.tools.parsers.base import CallArguments, CallBegin
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class WholeChoice:
     text: str
     token_ids: Sequence[int]
     shown: Sequence[ShownToken]
+    reasoning: str
+    calls: Sequence[CallBegin | CallArguments]
     end: ChoiceEnd
 
 

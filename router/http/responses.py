@@ -8,18 +8,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from router.described import told
+from router.http.call_bodies import Call, CallDelta
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 _COUNT = "[0, ...]"
 _IDS = "token ids of the vocabulary"
 _LOGPROB = "[-9999, 0]; -9999 stands for minus infinity too"
 _INDEX = told("Number of the choice: prompt times n, plus the choice to that prompt.", "[0, 127]")
 _WHY = told(
-    "Why it ended: `stop` at the model's end token, a stop token or a stop string, `length` at "
-    "max_tokens or the "
-    "context length. Null in a stream before the end.",
-    "`stop`, `length` or null",
+    "Why it ended: `stop` at the model's end token, a stop token or a stop string, `tool_calls` there with "
+    "calls, `length` at max_tokens or the context length. Null in a stream before the end.",
+    "`stop`, `length`, `tool_calls` (chats only) or null",
 )
 _CREATED = told("When the request was accepted, since 1970.", "[0, ...]", "seconds")
 _MODEL = told("The served model's name.", "any text")
@@ -164,12 +164,24 @@ class CompletionLogprobs(TypedDict):
     ]
 
 
+_REASONING = told("What the model thought before it answered, or what is new of it.", "any text")
+_REASONING_TOO = told("The same under the name that other clients read.", "any text")
+
+
 class AssistantMessage(TypedDict):
     """The answer to a chat."""
 
     role: Annotated[Literal["assistant"], Field(description=told("Who speaks.", "`assistant`"))]
-    content: Annotated[str, Field(description=told("What is said.", "any text"))]
+    content: Annotated[
+        str | None,
+        Field(description=told("What is said; null where there are only calls.", "any text or null")),
+    ]
     refusal: Annotated[None, Field(description=told("Refusals are not told apart.", "null"))]
+    reasoning_content: NotRequired[Annotated[str, Field(description=_REASONING)]]
+    reasoning: NotRequired[Annotated[str, Field(description=_REASONING_TOO)]]
+    tool_calls: NotRequired[
+        Annotated[list[Call], Field(description=told("Functions that are to be called.", "a list", "calls"))]
+    ]
 
 
 _CHAT_LOGPROBS = Annotated[
@@ -210,6 +222,11 @@ class Delta(TypedDict, total=False):
         Field(description=told("Who speaks; with the choice's first chunk.", "`assistant`")),
     ]
     content: Annotated[str, Field(description=told("New text.", "any text"))]
+    reasoning_content: Annotated[str, Field(description=_REASONING)]
+    reasoning: Annotated[str, Field(description=_REASONING_TOO)]
+    tool_calls: Annotated[
+        list[CallDelta], Field(description=told("What is new of the calls.", "a list", "calls"))
+    ]
 
 
 class ChunkChoice(TypedDict):

@@ -24,21 +24,10 @@ def _only(*values: object) -> Neutral:
     return check
 
 
-def _anything(value: object) -> bool:
-    """Parameters that change nothing while another one is at its neutral value."""
-    return True
-
-
 _COMMON: dict[str, Neutral] = {
     "length_penalty": _only(1),
     "use_beam_search": _only(False),
     "early_stopping": _only(False),
-    "response_format": _only({"type": "text"}),
-    "structured_outputs": _only(),
-    "guided_json": _only(),
-    "guided_regex": _only(),
-    "guided_choice": _only(),
-    "guided_grammar": _only(),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
 }
@@ -47,9 +36,6 @@ CHAT: Mapping[str, Neutral] = {
     **_COMMON,
     "best_of": _only(1),
     "echo": _only(False),
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),
-    "parallel_tool_calls": _anything,
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
@@ -67,17 +53,14 @@ COMPLETION: Mapping[str, Neutral] = {
     "suffix": _only(""),
 }
 
-TOKENIZE: Mapping[str, Neutral] = {"chat_template": _only(), "tools": _only([])}
+TOKENIZE: Mapping[str, Neutral] = {"chat_template": _only()}
 
-# Beside role, content and name: what clients send back of an assistant's earlier message.
+# What clients send back of an assistant's earlier message.
 MESSAGE: Mapping[str, Neutral] = {
-    "tool_calls": _only([]),
     "function_call": _only(),
     "refusal": _only(),
     "audio": _only(),
     "annotations": _only([]),
-    "reasoning": _only(),
-    "reasoning_content": _only(),
 }
 
 

@@ -17,6 +17,7 @@ from router.generation import TokenLogprobs
 from router.prepare import ClientRequest, new_request_id
 from router.prompt_options import ChatOptions, PromptOptions
 from router.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.rpc.answers import asked_calls, asked_of_answers, call_delta, template_message
 from router.sampling_options import SamplingOptions
 from router.text.token_bytes import TokenBytes
 
@@ -25,6 +26,7 @@ Options = TypeVar("Options", bound=BaseModel)
 FINISH_REASONS = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -53,8 +55,9 @@ def _chat_of(chat: inference_pb2.Chat, options: ChatOptions) -> ChatPrompt:
         if not message.role:
             param = f"chat.messages[{position}].role"
             raise InvalidRequestError(f"{param} must not be empty.", param, "missing_parameter")
-    messages = tuple({"role": message.role, "content": message.content} for message in chat.messages)
-    return ChatPrompt(messages, "chat.messages", options)
+    calls = asked_calls(chat)
+    tools = None if calls is None else calls.for_template()
+    return ChatPrompt(tuple(map(template_message, chat.messages)), "chat.messages", options, tools)
 
 
 def prompt_options_of(message: inference_pb2.PromptOptions) -> ChatOptions:
@@ -133,6 +136,7 @@ def client_request(
         trace=request.trace,
         priority=request.priority,
         truncate_prompt_tokens=truncate,
+        answers=asked_of_answers(request),
     )
 
 
@@ -169,6 +173,8 @@ class ResponseWriter:
             token_ids=delta.token_ids,
             request_id=self._request_id,
             logprobs=self._logprobs(delta.token_ids, delta.logprobs, self._num_top),
+            reasoning=delta.reasoning,
+            tool_calls=map(call_delta, delta.calls),
         )
 
     def end(self, end: ChoiceEnd, usage: UsageCount | None) -> inference_pb2.GenerateResponse:

@@ -106,10 +106,14 @@ class ChatTemplate:
         special_tokens: values of `bos_token`, `eos_token` and so on inside the template.
         origin: the folder, for messages.
 
+    Attributes:
+        source: the Jinja text.
+
     Raises ModelFilesError for a template that does not compile.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], origin: str) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._template: jinja2.Template | None = None
         if source is not None:
@@ -132,6 +136,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] = MappingProxyType({}),
@@ -141,6 +146,7 @@ class ChatTemplate:
 
         Args:
             messages: as the template reads them.
+            tools: the functions that the model may call, as OpenAI's form has them; None for none.
             add_generation_prompt: it ends where the assistant's answer begins.
             continue_final_message: it ends with the last message's text, cut off before what the template
                 puts behind it.
@@ -155,7 +161,7 @@ class ChatTemplate:
         said = [dict(message) for message in messages]
         own = {
             "messages": _marked(said) if continue_final_message else said,
-            "tools": None,
+            "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -60,6 +60,8 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         self._library = library
+        self._source = source
+        self._showing: dict[frozenset[str], TokenBytes] = {}
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.token_bytes = TokenBytes(library, source)
@@ -107,6 +109,28 @@ class Tokenizer:
         """Text of a whole sequence, as `Detokenizer` makes it token by token."""
         detokenizer = Detokenizer(self.token_bytes if skip_special_tokens else self.all_token_bytes)
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.finish()
+
+    def serialized(self) -> str:
+        """The tokenizer as its library writes it: the text of a tokenizer.json."""
+        return self._library.to_str()
+
+    @property
+    def num_ids(self) -> int:
+        """Ids of the embedding and of the tokenizer, whichever are more."""
+        return max(self.vocab_size, self._library.get_vocab_size(with_added_tokens=True))
+
+    def special_among(self, texts: Iterable[str]) -> frozenset[str]:
+        """Those that are special tokens."""
+        added = self._library.get_added_tokens_decoder().values()
+        return frozenset(texts) & {token.content for token in added if token.special}
+
+    def bytes_showing(self, shown: frozenset[str]) -> TokenBytes:
+        """What each token stands for, where some special tokens keep their text."""
+        if not shown:
+            return self.token_bytes
+        if shown not in self._showing:
+            self._showing[shown] = TokenBytes(self._library, self._source, shown=shown)
+        return self._showing[shown]
 
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty for an id without one."""

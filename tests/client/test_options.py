@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from kvrelay import GenerateOptions, InvalidRequestError, Message, PromptOptions
+from kvrelay._chat import ANSWER_OPTIONS, CHAT_OPTIONS
 from kvrelay.options import detokenize_request, generate_request, tokenize_request
 from kvrelay.v1 import inference_pb2
 
@@ -45,10 +46,16 @@ PROMPT: dict[str, Any] = {
 
 
 def test_every_option_arrives_also_where_it_is_zero() -> None:
-    request = {"model": "demo", "request_id": "r", "cache_salt": "s", "trace": True, "priority": -1}
+    request: dict[str, Any] = {"model": "demo", "request_id": "r", "cache_salt": "s", "trace": True}
+    request |= {"priority": -1, "include_reasoning": False}
     seeds: Any = {"seed": 2**64 - 1, "logit_bias": {7: -0.5}, "timeout": 1.0}
     options: Any = {**request, **SAMPLING, **PROMPT, **seeds}
-    assert options.keys() == get_type_hints(GenerateOptions).keys()
+    # Of these not all can be given at once: see test_chat_options.py.
+    assert options.keys() == get_type_hints(GenerateOptions).keys() - {
+        *CHAT_OPTIONS,
+        *ANSWER_OPTIONS,
+        "strict",
+    }
     assert as_dict(generate_request(None, None, [7, 8], options)) == {
         **request,
         "token_ids": {"ids": [7, 8]},
@@ -59,7 +66,7 @@ def test_every_option_arrives_also_where_it_is_zero() -> None:
 
 def test_every_option_of_a_tokenization_arrives() -> None:
     options: Any = PROMPT
-    assert options.keys() == get_type_hints(PromptOptions).keys()
+    assert options.keys() == get_type_hints(PromptOptions).keys() - {*CHAT_OPTIONS}
     request = tokenize_request("p", None, "demo", True, options)
     assert as_dict(request) == {
         "model": "demo",
@@ -85,8 +92,11 @@ def test_every_field_of_the_request_can_be_asked_for() -> None:
     sampling = {field.name for field in inference_pb2.SamplingOptions.DESCRIPTOR.fields}
     prompt = {field.name for field in inference_pb2.PromptOptions.DESCRIPTOR.fields}
     request = {field.name for field in inference_pb2.GenerateRequest.DESCRIPTOR.fields}
-    inputs = {"prompt", "chat", "token_ids", "sampling", "prompt_options"}
-    assert get_type_hints(GenerateOptions).keys() == sampling | prompt | (request - inputs) | {"timeout"}
+    chat = {field.name for field in inference_pb2.Chat.DESCRIPTOR.fields} - {"messages"}
+    outputs = {field.name for field in inference_pb2.StructuredOutputs.DESCRIPTOR.fields}
+    parts = {"prompt", "chat", "token_ids", "sampling", "prompt_options", "structured_outputs"}
+    expected = sampling | prompt | chat | outputs | (request - parts) | {"timeout"}
+    assert get_type_hints(GenerateOptions).keys() == expected
 
 
 def test_one_stop_string_is_not_taken_apart() -> None:
@@ -161,7 +171,7 @@ def test_token_ids_that_cannot_be_sent(token_ids: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", ["hi", ["hi"], [{"role": "user"}], [{"role": "user", "content": "x", "name": "y"}]]
+    "messages", ["hi", ["hi"], [{"role": "user"}], [{"role": "user", "content": "x", "nome": "y"}]]
 )
 def test_messages_of_another_form(messages: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[0\] needs role and content"):

@@ -31,6 +31,7 @@ def test_what_is_exported() -> None:
         *("AsyncClient", "AsyncStream", "Client", "Stream", "GenerateOptions", "PromptOptions"),
         *("Choice", "Chunk", "FinishReason", "Generation", "Message", "Model", "Span"),
         *("LikelyToken", "Timeline", "TokenLogprob", "Tokenization", "Usage"),
+        *("Tool", "ToolCall", "ToolCallDelta"),
         *("AuthenticationError", "DeadlineExceededError", "InvalidRequestError", "KvrelayError"),
         *(
             "ModelNotFoundError",

@@ -56,6 +56,16 @@ def test_version() -> None:
         (("up", "--dtype", "fp16"), "--dtype: dtype: 'fp16' is not allowed: needs 'float32' or 'bfloat16'"),
         (("up", "--decode", "0"), "--decode: decode.replicas: 0 is not allowed"),
         (("up", "--kv-memory", "lots"), "--kv-memory: kv_memory: 'lots' is not allowed"),
+        (
+            ("up", "--tool-parser", "xml"),
+            "--tool-parser: router.tool_parser: 'xml' is not allowed: needs one of: "
+            "auto, none, hermes, llama3_json",
+        ),
+        (
+            ("up", "--reasoning-parser", "deep"),
+            "--reasoning-parser: router.reasoning_parser: 'deep' is not allowed: needs one of: "
+            "auto, none, think",
+        ),
         (("up", "none.yaml"), "none.yaml: no such file"),
         (("up", "--cors-origin", "chat.example"), "--cors-origin: router.cors_origins"),
         (("up", "--prefill", "0", "--force-remote-prefill"), "force_remote_prefill needs prefill.replicas"),

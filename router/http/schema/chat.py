@@ -11,9 +11,13 @@ from pydantic_core import PydanticCustomError
 from router.described import SWITCH, asked
 from router.http import unbuilt
 from router.http.schema.common import GenerationBody, drop_common
+from router.model_reading import AskedOfAnswers
 from router.prompt_options import ChatOptions
 from router.prompts import ChatPrompt, Prompt
 from router.sampling_options import MAX_LOGPROBS, SamplingOptions
+from router.structured.asked import StructuredFields
+from router.tools.asked import ToolFields
+from router.tools.history import ToolCall
 
 
 def _content(value: object) -> str:
@@ -66,7 +70,9 @@ class ChatMessage(BaseModel):
     )
     content: Content = Field(
         description=asked(
-            "What is said.", "a text, or a list of text parts, which are joined by line ends", _REQUIRED
+            "What is said.",
+            "a text, or a list of text parts, which are joined by line ends; null too with tool_calls",
+            _REQUIRED,
         )
     )
     name: str | None = Field(
@@ -76,12 +82,34 @@ class ChatMessage(BaseModel):
         default=None, description=asked("Given to the chat template.", "any text", "none")
     )
 
+    tool_calls: list[ToolCall] | None = Field(
+        default=None,
+        description=asked("Calls that the assistant made.", "a list", "none", "calls"),
+    )
+    reasoning_content: str | None = Field(
+        default=None,
+        description=asked("What the assistant thought; given to the chat template.", "any text", "none"),
+    )
+    reasoning: str | None = Field(
+        default=None, description=asked("The same under its other name.", "any text", "none")
+    )
+
     def for_template(self) -> dict[str, object]:
-        """The fields that were given."""
-        return {name: value for name, value in self if value is not None}
+        """The fields that were given, under the names and in the form that templates read."""
+        given: dict[str, object] = {
+            name: value
+            for name, value in self
+            if value is not None and name not in ("tool_calls", "reasoning", "reasoning_content")
+        }
+        reasoning = self.reasoning_content or self.reasoning
+        if reasoning:
+            given["reasoning_content"] = reasoning
+        if self.tool_calls:
+            given["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return given
 
 
-class ChatCompletionRequest(GenerationBody, ChatOptions):
+class ChatCompletionRequest(GenerationBody, ChatOptions, StructuredFields, ToolFields):
     """Body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(
@@ -99,6 +127,10 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
             "what the context length leaves",
             "tokens",
         ),
+    )
+    include_reasoning: bool | None = Field(
+        default=None,
+        description=asked("Send the reasoning of a model that reasons before it answers.", SWITCH, "true"),
     )
     logprobs: bool | None = Field(
         default=None,
@@ -142,7 +174,21 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
         """The chat as the one prompt."""
         names = ChatOptions.model_fields
         options = ChatOptions.model_construct(**{name: getattr(self, name) for name in names})
-        return (ChatPrompt(tuple(message.for_template() for message in self.messages), options=options),)
+        calls = self.asked_calls()
+        tools = None if calls is None else calls.for_template()
+        messages = tuple(message.for_template() for message in self.messages)
+        return (ChatPrompt(messages, options=options, tools=tools),)
+
+    def answers(self) -> AskedOfAnswers:
+        """What is asked of the answers. Raises InvalidRequestError."""
+        continued = self.messages[-1].content if self.continue_final_message else ""
+        return AskedOfAnswers(
+            answer=self.asked_answer(),
+            calls=self.asked_calls(),
+            chat=True,
+            continued=continued,
+            shows_reasoning=self.include_reasoning is not False,
+        )
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> Self:
@@ -158,8 +204,15 @@ def without_neutral(messages: object) -> object:
     if not isinstance(messages, list):
         return messages
     return [
-        unbuilt.drop_neutral(message, unbuilt.MESSAGE, f"messages[{position}].")
+        _with_content(unbuilt.drop_neutral(message, unbuilt.MESSAGE, f"messages[{position}]."))
         if isinstance(message, dict)
         else message
         for position, message in enumerate(messages)
     ]
+
+
+def _with_content(message: dict[str, object]) -> dict[str, object]:
+    """An assistant that only calls says nothing."""
+    if message.get("tool_calls") and message.get("content") is None:
+        return {**message, "content": ""}
+    return message

@@ -12,6 +12,7 @@ from router.described import SWITCH, asked
 from router.http import unbuilt
 from router.prepare import MAX_PRIORITY, MAX_SALT_LENGTH, MIN_PRIORITY
 from router.sampling_options import CommonSampling, SamplingOptions
+from router.structured.asked import STRUCTURED_OPTIONS
 
 # A day: longer than any answer, short enough for every clock.
 MAX_TIMEOUT_S = 86_400.0
@@ -124,4 +125,9 @@ def drop_common(values: Mapping[str, object], table: Mapping[str, unbuilt.Neutra
     options = kept.get("stream_options")
     if isinstance(options, dict):
         kept["stream_options"] = unbuilt.drop_unset_options(options, _STREAM_OPTIONS, "stream_options.")
+    outputs = kept.get("structured_outputs")
+    if isinstance(outputs, dict):
+        kept["structured_outputs"] = unbuilt.drop_unset_options(
+            outputs, STRUCTURED_OPTIONS, "structured_outputs."
+        )
     return kept

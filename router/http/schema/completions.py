@@ -12,10 +12,12 @@ from pydantic_core import PydanticCustomError
 from router.described import asked
 from router.http import unbuilt
 from router.http.schema.common import GenerationBody, drop_common
+from router.model_reading import AskedOfAnswers
 from router.prepare import MAX_GENERATIONS
 from router.prompt_options import PromptOptions
 from router.prompts import Prompt, TextPrompt, TokenPrompt
 from router.sampling_options import SamplingOptions
+from router.structured.asked import StructuredFields
 
 
 def _prompts(value: object) -> tuple[TextPrompt | TokenPrompt, ...]:
@@ -57,7 +59,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(GenerationBody, PromptOptions, SamplingOptions):
+class CompletionRequest(GenerationBody, PromptOptions, StructuredFields, SamplingOptions):
     """Body of `/v1/completions`."""
 
     prompt: Prompts = Field(
@@ -88,6 +90,10 @@ class CompletionRequest(GenerationBody, PromptOptions, SamplingOptions):
             replace(prompt, add_special_tokens=False) if isinstance(prompt, TextPrompt) else prompt
             for prompt in self.prompt
         )
+
+    def answers(self) -> AskedOfAnswers:
+        """What is asked of the answers. Raises InvalidRequestError."""
+        return AskedOfAnswers(answer=self.asked_answer())
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> Self:

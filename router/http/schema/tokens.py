@@ -15,6 +15,7 @@ from router.http.schema.common import MODEL
 from router.prepare import MAX_DETOKENIZED
 from router.prompt_options import ChatOptions
 from router.prompts import ChatPrompt, Prompt, TextPrompt
+from router.tools.asked import MAX_TOOLS, Tool, ToolFields
 
 _THE_ONE = MODEL.replace("none, it must be given", "the one model that is served")
 
@@ -35,6 +36,11 @@ class TokenizeRequest(ChatOptions):
             "messages",
         ),
     )
+    tools: list[Tool] | None = Field(
+        default=None,
+        max_length=MAX_TOOLS,
+        description=asked("Functions that the chat offers.", f"up to {MAX_TOOLS} tools", "none", "tools"),
+    )
     return_token_strs: bool | None = Field(
         default=None,
         description=asked("Add `token_strs`: each token as the vocabulary spells it.", SWITCH, "false"),
@@ -52,7 +58,9 @@ class TokenizeRequest(ChatOptions):
             return TextPrompt(self.prompt or "", add_special_tokens=self.add_special_tokens is not False)
         names = ChatOptions.model_fields
         options = ChatOptions.model_construct(**{name: getattr(self, name) for name in names})
-        return ChatPrompt(tuple(message.for_template() for message in self.messages), options=options)
+        messages = tuple(message.for_template() for message in self.messages)
+        calls = ToolFields(tools=self.tools).asked_calls()
+        return ChatPrompt(messages, options=options, tools=None if calls is None else calls.for_template())
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> Self:
