@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -20,17 +20,24 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
+from engine.kv.storage import HostPool
+from engine.kv.swap import SwapSpace
 from engine.models.base import CausalLM
+from engine.prefill_budget import PrefillBudget
 from engine.runner import ModelRunner, Sampler
 from engine.sampling.sampler import sample
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
 from engine.step import StepRecorder
+from engine.step_cost import StepCost
 from engine.stopping import finish_reason
 
 # What a handover has begun and has to end itself.
 _OF_HANDOVERS = (SequenceStatus.ASKING, SequenceStatus.RESERVED)
+
+# Steps' worth of prompt tokens that a burst may run unbounded after its first sequence decodes.
+_BURST_STEPS = 4
 
 
 class LLMEngine:
@@ -44,6 +51,7 @@ class LLMEngine:
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
         sampler: draws tokens from logits.
+        clock: monotonic seconds, by which sequences are timed and steps and copies measured.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -51,7 +59,8 @@ class LLMEngine:
 
     Raises:
         ValueError: the configured `max_model_len` exceeds the model's or the pool, or the pool's block
-            size is not the configured one.
+            size is not the configured one; or a limit is out of its range.
+        KvMemoryError: the memory to swap to is not there.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class LLMEngine:
         config: EngineConfig,
         hasher: BlockHasher,
         sampler: Sampler = sample,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
@@ -74,8 +84,20 @@ class LLMEngine:
             max_blocks=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
         )
+        self._clock = clock
+        self._cost = StepCost()
+        self._swap = SwapSpace(
+            HostPool(kv, config.swap_memory_bytes), lambda: self._cost.prefill_s_per_token, clock
+        )
         self._scheduler = Scheduler(
-            self._blocks, config.max_batched_tokens, config.max_running, config.prefill_chunk
+            self._blocks,
+            PrefillBudget(
+                self._cost, config.max_decode_slowdown, _BURST_STEPS * config.max_batched_tokens
+            ),
+            self._swap,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=config.max_running,
+            prefill_chunk=config.prefill_chunk,
         )
         self._runner = ModelRunner(model, kv, self._blocks.tables, sampler)
         self._check_each_step = config.check_invariants
@@ -83,7 +105,7 @@ class LLMEngine:
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size)
+        self._recorder = StepRecorder(config.block_size, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -170,11 +192,15 @@ class LLMEngine:
         recorder = self._recorder
         recorder.begin()
         self._emit_adopted()
-        schedule = self._scheduler.schedule(time.monotonic())
+        schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
-            start_unix_ns = time.time_ns()
+            start_s, start_unix_ns = self._clock(), time.time_ns()
             result = self._runner.run(schedule)
             end_unix_ns = time.time_ns()
+            # Only a step that drew tokens has waited for the device, and only a sound one is typical.
+            if result.tokens and not result.failures:
+                decodes = schedule.num_decodes
+                self._cost.observe(decodes, schedule.num_tokens - decodes, self._clock() - start_s)
             for index, (sequence, num_run) in enumerate(
                 zip(schedule.sequences, schedule.counts, strict=True)
             ):
@@ -199,7 +225,7 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
         pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
-        queued = sum(s.num_tokens for s in scheduler.waiting)
+        queued = sum(s.num_tokens - (s.swapped.num_tokens if s.swapped else 0) for s in scheduler.waiting)
         queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
         return EngineStats(
             running=len(scheduler.running),
@@ -213,7 +239,12 @@ class LLMEngine:
             prompt_tokens_total=totals.prompt_tokens,
             cached_tokens_total=totals.cached_tokens,
             generated_tokens_total=totals.generated_tokens,
-            preemptions_total=scheduler.preemptions,
+            preemptions_total=scheduler.recomputes + scheduler.swaps,
+            swaps_total=scheduler.swaps,
+            swap_blocks_total=self._swap.total,
+            swap_blocks_used=self._swap.used,
+            swapped_out_blocks_total=self._swap.blocks_out_total,
+            swapped_in_blocks_total=self._swap.blocks_in_total,
         )
 
     def cached_block_hashes(self) -> list[bytes]:
@@ -265,7 +296,7 @@ class LLMEngine:
 
     def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
         self._check(request)
-        sequence = EngineSequence(request, next(self._arrivals), hold, time.monotonic())
+        sequence = EngineSequence(request, next(self._arrivals), hold, self._clock())
         self._sequences[request.request_id] = sequence
         return sequence
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from math import inf
 
 from engine.api import EngineRequest
+from engine.kv.swap import SwappedKv
 
 
 class SequenceStatus(Enum):
@@ -26,7 +28,8 @@ class Sequence:
     """Mutable state of one sequence, owned by the engine's thread.
 
     Attributes:
-        arrival: order of submission; lower goes first, the highest is preempted first.
+        arrival: order of submission.
+        rank: (priority, arrival): lower goes first, the highest is preempted first.
         hold: a prefill for another worker: draw one token, then hold the blocks. Never preempted.
         token_ids: prompt, resumed and generated tokens. The KV of the last generated one is not written
             until the next step.
@@ -40,6 +43,9 @@ class Sequence:
         cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
             before the first one.
         context_done: the first token of this attempt has been drawn.
+        submitted_s: monotonic time of submission.
+        decoding_since_s: when it was first scheduled to decode; infinite before.
+        swapped: KV that it had when it was preempted, in host memory. Only while it waits.
     """
 
     __slots__ = (
@@ -49,25 +55,30 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "context_done",
+        "decoding_since_s",
         "hold",
         "num_announced",
         "num_computed",
         "num_prompt",
         "num_sealed",
+        "rank",
         "recompute_last",
         "request",
         "row",
         "status",
         "submitted_s",
+        "swapped",
         "token_ids",
     )
 
     def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
         self.request = request
         self.arrival = arrival
+        self.rank = (request.priority, arrival)
         self.hold = hold
         self.submitted_s = submitted_s
         self.admitted_s = submitted_s
+        self.decoding_since_s = inf
         self.status = SequenceStatus.WAITING
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.resumed_token_ids]
         self.num_prompt = len(request.prompt_token_ids)
@@ -80,6 +91,7 @@ class Sequence:
         self.num_announced = 0
         self.cached_tokens: int | None = None
         self.context_done = False
+        self.swapped: SwappedKv | None = None
 
     @property
     def request_id(self) -> str:

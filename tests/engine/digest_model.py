@@ -25,6 +25,7 @@ VOCAB = 23
 EOS = 5
 MODULUS = 65521
 MAX_MODEL_LEN = 512
+BLOCK_BYTES_PER_TOKEN = 8
 
 MODEL_CONFIG = ModelConfig(
     family="digest",
@@ -135,6 +136,17 @@ class DigestModel:
         return int(kv[table[block], 0, 1, 0, offset, 0].item())
 
 
+class Ticks:
+    """A clock by which everything takes a millisecond for each look at it: the same in every run."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
 def params(
     max_tokens: int = 8,
     *,
@@ -190,7 +202,7 @@ def reference(
 
 
 def make_engine(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
 ) -> LLMEngine:
     """An engine over a DigestModel that checks its invariants after each step."""
     engine, _ = make_engine_and_pool(num_blocks, block_size, model, **settings)
@@ -198,10 +210,11 @@ def make_engine(
 
 
 def make_engine_and_pool(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
 ) -> tuple[LLMEngine, torch.Tensor]:
-    """As `make_engine`, with the pool."""
-    values: dict[str, int | bool] = {"check_invariants": True, **settings}
+    """As `make_engine`, with the pool. `swap_blocks` is the memory to swap to; none by default."""
+    swap_memory_bytes = settings.pop("swap_blocks", 0) * BLOCK_BYTES_PER_TOKEN * block_size
+    values = {"check_invariants": True, "swap_memory_bytes": swap_memory_bytes, **settings}
     config = EngineConfig(
         model_dir=Path("unused"),
         block_size=block_size,
@@ -209,7 +222,8 @@ def make_engine_and_pool(
     )
     # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
     pool = torch.full((num_blocks + 1, 1, 2, 1, block_size, 1), 99_999.0)
-    engine = LLMEngine(model or DigestModel(), pool, config, ChainHasher("digest", block_size))
+    hasher = ChainHasher("digest", block_size)
+    engine = LLMEngine(model or DigestModel(), pool, config, hasher, clock=Ticks())
     return engine, pool
 
 
