@@ -53,6 +53,7 @@ def test_version() -> None:
         (("up", "--dtype", "fp16"), "--dtype: dtype: 'fp16' is not allowed: needs 'float32' or 'bfloat16'"),
         (("up", "--decode", "0"), "--decode: decode.replicas: 0 is not allowed"),
         (("up", "--kv-memory", "lots"), "--kv-memory: kv_memory: 'lots' is not allowed"),
+        (("up", "--swap-memory", "-1"), "--swap-memory: swap_memory: '-1' is not allowed"),
         (("up", "none.yaml"), "none.yaml: no such file"),
         (("up", "--prefill", "0", "--force-remote-prefill"), "force_remote_prefill needs prefill.replicas"),
     ],

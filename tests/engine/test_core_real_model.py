@@ -86,8 +86,14 @@ def test_greedy_equals_transformers(folder: Path, model: Decoder) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("num_blocks", "settings"),
-    [(100, {}), (100, {"prefill_chunk": 16}), (8, {}), (100, {"attention_backend": "reference"})],
-    ids=["batch", "chunks", "preempted", "reference"],
+    [
+        (100, {}),
+        (100, {"prefill_chunk": 16}),
+        (8, {"swap_memory_bytes": 0}),
+        (8, {}),
+        (100, {"attention_backend": "reference"}),
+    ],
+    ids=["batch", "chunks", "recomputed", "swapped", "reference"],
 )
 def test_batches_equal_single_runs(
     folder: Path, model: Decoder, temperature: float, num_blocks: int, settings: dict[str, int | bool]
@@ -99,11 +105,35 @@ def test_batches_equal_single_runs(
     expected = alone(model, temperature)
     assert answers_of(engine, wanted) == expected
     if num_blocks == 8:
-        assert engine.stats().preemptions_total > 0
+        stats = engine.stats()
+        assert stats.preemptions_total > 0
+        assert (stats.swaps_total > 0) == (stats.swapped_out_blocks_total > 0) == (not settings)
     else:
         # Once more, with all prompts in the prefix cache.
         assert answers_of(engine, wanted) == expected
         assert engine.stats().cached_tokens_total > 200
+
+
+def test_contexts_of_8192_tokens(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path, max_model_len=8192)
+    engine, _ = make(load_model(folder), 640)
+    randomness = random.Random(8)
+    prompt = tuple(randomness.randrange(256) for _ in range(8180))
+    short = EngineRequest("short", PROMPTS[0], SamplingParams(0.0, 1.0, 0, 0, 0, 60, ignore_eos=True))
+    long = EngineRequest("long", prompt, SamplingParams(0.0, 1.0, 0, 0, 0, 100, ignore_eos=True))
+    expected = answers_of(make(load_model(folder))[0], [short])
+    engine.submit(short)
+    for _ in range(3):
+        engine.step()
+    # Its chunks run beside the other's decodes; the context's end ends it.
+    engine.submit(long)
+    answers, _ = run_all(engine)
+    assert answers.of("short")[0][-57:] == expected[0][-57:]
+    assert len(answers.of("long")[0]) == 12
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        whole = peer(torch.tensor([prompt + answers.of("long")[0][:-1]])).logits[0]
+    assert tuple(whole[len(prompt) - 1 :].argmax(dim=-1).tolist()) == answers.of("long")[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
