@@ -110,8 +110,8 @@ def short_context(spec: DeploymentSpec, workers: Sequence[worker_pb2.WorkerInfo]
     blocks = -(-info.model_context_tokens // spec.block_size) + 1
     mebibytes = -(-blocks * info.layout.block_bytes // (1 << 20))
     return (
-        f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the KV "
-        f"pool holds; for all {info.model_context_tokens} of the model: --kv-memory {mebibytes}MiB"
+        f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the "
+        f"KV pool holds; for all {info.model_context_tokens} of the model: --kv-memory {mebibytes}MiB"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
+from engine.config import MAX_DECODE_SLOWDOWN
 from router.policies.registry import policy_names
 
 
@@ -185,7 +186,7 @@ class DeploymentSpec(_Section):
     kv_memory: Size = Field(default=1 << 30, description="KV pool of each worker, for example 1GiB.")
     swap_memory: SizeOrNone = Field(
         default=1 << 29,
-        description="Memory of each worker for the KV of preempted sequences, beside the pool; 0: their KV is "
+        description="Memory of each worker for the KV of preempted sequences, beside the pool; 0: it is "
         "computed again.",
     )
     max_model_len: int = Field(
@@ -197,7 +198,7 @@ class DeploymentSpec(_Section):
     max_batched_tokens: int = Field(default=512, ge=1, description="Token budget of one engine step.")
     prefill_chunk: int = Field(default=256, ge=1, description="Most prompt tokens of a sequence in a step.")
     max_decode_slowdown: float = Field(
-        default=1.35,
+        default=MAX_DECODE_SLOWDOWN,
         description="A step that also computes prompts takes at most so many times as long as without, while "
         "answers that ran before are being written; at least 1, 0 for no bound.",
     )

@@ -91,9 +91,7 @@ class LLMEngine:
         )
         self._scheduler = Scheduler(
             self._blocks,
-            PrefillBudget(
-                self._cost, config.max_decode_slowdown, _BURST_STEPS * config.max_batched_tokens
-            ),
+            PrefillBudget(self._cost, config.max_decode_slowdown, _BURST_STEPS * config.max_batched_tokens),
             self._swap,
             max_batched_tokens=config.max_batched_tokens,
             max_running=config.max_running,

@@ -174,7 +174,8 @@ class Scheduler:
         require(all(not s.blocks for s in self.waiting), "waiting sequences hold no blocks")
         require(all(s.num_computed == 0 for s in self.waiting), "waiting sequences have nothing computed")
         require(
-            all(s.swapped is None for s in (*self.running, *self.asking)), "only waiting sequences are swapped"
+            all(s.swapped is None for s in (*self.running, *self.asking)),
+            "only waiting sequences are swapped",
         )
         self._swap.check_invariants([s.swapped for s in self.waiting if s.swapped is not None])
         for sequence in self.running:

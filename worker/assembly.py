@@ -92,7 +92,9 @@ def assemble(config: WorkerConfig) -> Assembly:
     )
 
 
-def _warn_of_short_context(settings: EngineConfig, model: ModelConfig, held: int, bytes_per_block: int) -> None:
+def _warn_of_short_context(
+    settings: EngineConfig, model: ModelConfig, held: int, bytes_per_block: int
+) -> None:
     """A context that the pool cuts short is no error, but nobody should have to find it out by a refusal."""
     wanted = model.max_position_embeddings
     if settings.max_model_len or held >= wanted:

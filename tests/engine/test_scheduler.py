@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv.block_manager import BlockManager
 from engine.prefill_budget import PrefillBudget
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceStatus
-from tests.engine.scheduler_bench import BLOCK, Bench
+from tests.engine.scheduler_bench import Bench
 
 
 def test_decodes_first_then_chunks_under_the_budget() -> None:
