@@ -278,7 +278,7 @@ async def measure_disaggregated(model_dir: Path, rounds: int, running: int, requ
 def report(title: str, rounds: Rounds, bar: float, bars: Bars) -> Table:
     """A table of one case; its bar is on the p99 of TPOT."""
     table = Table(
-        "", "alone, ms", "with prompts, ms", "ratio", title=f"{title}: median [least .. greatest] of rounds"
+        "", "alone, ms", "with prompts, ms", "ratio", title=f"{title}: median and extremes of rounds"
     )
     for name, values in (("TPOT", Times.tpot_s), ("gap between tokens", Times.gaps_s)):
         for percent in (50, 99):
