@@ -78,11 +78,14 @@ class LLMEngine:
         self.max_model_len = _max_model_len(model, config, num_blocks)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
+        window = model.config.largest_window
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_blocks=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
+            # A window as long as every context is none.
+            window=window if window < self.max_model_len else 0,
         )
         self._clock = clock
         self._cost = StepCost()
@@ -210,6 +213,7 @@ class LLMEngine:
                 sequence.num_computed += num_run
                 sequence.recompute_last = False
                 self._blocks.seal(sequence)
+                self._blocks.drop_behind_window(sequence)
                 if sequence.hold:
                     recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
                 token_id = result.tokens.get(index)

@@ -347,8 +347,9 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Back into the queue, its blocks freed."""
         self.running.remove(victim)
-        written = victim.blocks[: self._blocks.blocks_for(victim.num_computed)]
-        kept = self._swap.save(written, victim.num_computed)
+        first = victim.num_dropped
+        written = victim.blocks[first : self._blocks.blocks_for(victim.num_computed)]
+        kept = self._swap.save(written, victim.num_computed, first)
         self._blocks.free(victim)
         victim.swapped = kept
         if kept is None:

@@ -38,6 +38,7 @@ class Sequence:
             computes it again for its logits alone and must not store it.
         blocks: physical blocks in token order; mirrored in the row `row` of the block tables.
         block_hashes: names of the leading full blocks, as far as anybody has asked for them.
+        num_dropped: leading blocks that lie behind the window of all layers and were let go: 0 in `blocks`.
         num_sealed: leading full blocks that have been offered to the prefix cache.
         num_announced: leading blocks named in KvReady.
         cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
@@ -59,6 +60,7 @@ class Sequence:
         "hold",
         "num_announced",
         "num_computed",
+        "num_dropped",
         "num_prompt",
         "num_sealed",
         "rank",
@@ -87,6 +89,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.row = -1
         self.block_hashes: list[bytes] = []
+        self.num_dropped = 0
         self.num_sealed = 0
         self.num_announced = 0
         self.cached_tokens: int | None = None
@@ -121,5 +124,6 @@ class Sequence:
     def forget_progress(self) -> None:
         """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""
         self.num_computed = 0
+        self.num_dropped = 0
         self.num_sealed = 0
         self.recompute_last = False

@@ -114,6 +114,7 @@ def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identi
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
+        sliding_window=model.largest_window,
     )
     return Identity(
         model=config.model_name,

@@ -2,6 +2,9 @@
 
 A sequence gets all blocks of its context at once, never a part of them. So two sequences that each hold
 half of what they need cannot wait for each other, and only decoding, one block at a time, can run short.
+
+Where all layers attend to a window of tokens, blocks behind it are let go while the sequence runs; block 0
+takes their place in its table. A context that another worker reads keeps all its blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.api import BlockHasher
-from engine.kv.block_pool import BlockPool, require
+from engine.kv.block_pool import SCRATCH_BLOCK, BlockPool, require
 from engine.kv.block_table import BlockTables
 from engine.kv.prefix_cache import PrefixCache
 from engine.sequence import Sequence as EngineSequence
@@ -23,11 +26,15 @@ class BlockManager:
         block_size: tokens in a block.
         max_blocks: most blocks of one sequence.
         hasher: names full blocks; None switches the prefix cache off.
+        window: tokens that a token attends to in every layer, itself the last of them; 0 for all.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_blocks: int, hasher: BlockHasher | None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_blocks: int, hasher: BlockHasher | None, window: int = 0
+    ) -> None:
         self.block_size = block_size
-        self.cache = PrefixCache()
+        self._window = window
+        self.cache = PrefixCache(closed=not window)
         self.pool = BlockPool(num_blocks, on_evict=self.cache.evict)
         self.tables = BlockTables(max_blocks)
         self._hasher = hasher
@@ -39,8 +46,7 @@ class BlockManager:
     def shortage_of(self, sequence: EngineSequence, num_tokens: int) -> int:
         """Available blocks that `allocate` would take: new ones, and prefix hits that nobody holds."""
         hits = self._match(sequence)
-        idle = sum(1 for block in hits if self.pool.references(block) == 0)
-        return self.blocks_for(num_tokens) - len(hits) + idle
+        return self._new(sequence, hits, num_tokens) + self._idle(hits)
 
     def allocate(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int | None:
         """Gives a sequence without blocks all that `num_tokens` tokens need, prefix hits first.
@@ -51,20 +57,22 @@ class BlockManager:
             spare: blocks that must stay available afterwards.
 
         Returns:
-            The tokens whose KV the hits hold (whole blocks), or None, nothing changed, for want of room.
+            The tokens whose KV the hits stand for (whole blocks), or None, nothing changed, for want of room.
         """
         require(not sequence.blocks, "a sequence gets its blocks while it holds none")
         hits = self._match(sequence)
-        idle = sum(1 for block in hits if self.pool.references(block) == 0)
-        new = self.blocks_for(num_tokens) - len(hits)
-        if new + idle + spare > self.pool.num_available:
+        new = self._new(sequence, hits, num_tokens)
+        if new + self._idle(hits) + spare > self.pool.num_available:
             return None
         # Hits first: once held, they cannot be evicted for the new ones.
         for block in hits:
-            self.pool.acquire(block)
-        sequence.blocks = hits + [self.pool.allocate() for _ in range(new)]
+            if block != SCRATCH_BLOCK:
+                self.pool.acquire(block)
+        behind = max(0, self.blocks_for(num_tokens) - len(hits) - new)
+        sequence.blocks = hits + [SCRATCH_BLOCK] * behind + [self.pool.allocate() for _ in range(new)]
         sequence.row = self.tables.take(sequence.blocks)
-        sequence.num_sealed = len(hits)
+        sequence.num_sealed = len(hits) + behind
+        sequence.num_dropped = hits.count(SCRATCH_BLOCK) + behind
         return len(hits) * self.block_size
 
     def grow(self, sequence: EngineSequence) -> bool:
@@ -75,6 +83,19 @@ class BlockManager:
         self.tables.put(sequence.row, len(sequence.blocks), block)
         sequence.blocks.append(block)
         return True
+
+    def drop_behind_window(self, sequence: EngineSequence) -> None:
+        """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
+        if not self._window or sequence.hold:
+            return
+        # The next token attends to itself and to `window` - 1 before it.
+        first = max(0, sequence.num_computed + 1 - self._window) // self.block_size
+        for index in range(sequence.num_dropped, first):
+            block = sequence.blocks[index]
+            self.pool.release(block, keep=block in self.cache)
+            sequence.blocks[index] = SCRATCH_BLOCK
+            self.tables.put(sequence.row, index, SCRATCH_BLOCK)
+        sequence.num_dropped = max(sequence.num_dropped, first)
 
     def seal(self, sequence: EngineSequence) -> None:
         """Publishes the blocks that the sequence has filled since the last call.
@@ -88,7 +109,8 @@ class BlockManager:
         hashes = self._hashes(sequence, full)
         for index in range(sequence.num_sealed, full):
             block = sequence.blocks[index]
-            if index and self.cache.block_of(hashes[index - 1]) != sequence.blocks[index - 1]:
+            parent = sequence.blocks[index - 1] if index else SCRATCH_BLOCK
+            if index and not self._window and self.cache.block_of(hashes[index - 1]) != parent:
                 # The parent was dropped from the cache, as wrong. A child of a block that the sequence
                 # does not hold could outlive it there, so neither it nor any later block is published.
                 break
@@ -114,13 +136,13 @@ class BlockManager:
             The blocks that are now free.
         """
         quarantined = set(unsettled)
-        own = set(sequence.blocks)
+        own = set(sequence.blocks) - {SCRATCH_BLOCK}
         for block in quarantined:
             if block not in own or block in self.cache or self.pool.references(block) != 1:
                 raise ValueError(f"block {block} is not one that {sequence.request_id} alone waits for")
         freed: list[int] = []
         # The last block first: a child is then always evicted before its parent.
-        for block in reversed(sequence.blocks):
+        for block in reversed(sequence.blocks[sequence.num_dropped :]):
             if block in quarantined:
                 self.pool.quarantine(block)
                 continue
@@ -160,7 +182,12 @@ class BlockManager:
                 len(sequence.blocks) * self.block_size >= sequence.num_computed,
                 f"the blocks of {name} hold its computed tokens",
             )
-            for index, block in enumerate(sequence.blocks):
+            dropped = sequence.num_dropped
+            require(
+                not any(sequence.blocks[:dropped]) and all(sequence.blocks[dropped:]),
+                f"the blocks of {name} behind its window, and no others, are let go",
+            )
+            for index, block in enumerate(sequence.blocks[dropped:], dropped):
                 counted[block] = counted.get(block, 0) + 1
                 require(
                     index < sequence.num_sealed or (block not in self.cache),
@@ -187,9 +214,29 @@ class BlockManager:
         )
 
     def _match(self, sequence: EngineSequence) -> list[int]:
+        """The blocks of a prefix hit; 0 for those that lie behind the window of all tokens after it."""
         if self._hasher is None:
             return []
-        return self.cache.match(self._hashes(sequence, sequence.num_tokens // self.block_size))
+        hashes = self._hashes(sequence, sequence.num_tokens // self.block_size)
+        # Another worker may read any block of a held context.
+        if not self._window or sequence.hold:
+            return self.cache.match(hashes)
+        hits = self.cache.match_reach(hashes, self._reach)
+        # Swapped KV that begins behind the hits would leave a gap after them.
+        behind = sequence.swapped.first_block if sequence.swapped is not None else 0
+        return hits if len(hits) > behind else []
+
+    def _reach(self, num_blocks: int) -> int:
+        """First block that is needed after a hit of so many, its last token's logits included."""
+        return max(0, num_blocks * self.block_size - self._window) // self.block_size
+
+    def _new(self, sequence: EngineSequence, hits: list[int], num_tokens: int) -> int:
+        """New blocks after prefix hits; swapped KV needs none for what lies behind its window."""
+        behind = sequence.swapped.first_block if sequence.swapped is not None else 0
+        return self.blocks_for(num_tokens) - max(len(hits), behind)
+
+    def _idle(self, hits: list[int]) -> int:
+        return sum(1 for block in hits if block != SCRATCH_BLOCK and self.pool.references(block) == 0)
 
     def _hashes(self, sequence: EngineSequence, count: int) -> list[bytes]:
         """Names of the sequence's first `count` blocks, and perhaps more; kept, for tokens only grow."""

@@ -36,10 +36,14 @@ class HostBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwappedKv:
-    """The KV of a sequence's first `num_tokens` tokens: its block i lies in slot `slots[i]`."""
+    """The KV of a sequence's first `num_tokens` tokens, but for those behind its window.
+
+    Its block `first_block + i` lies in slot `slots[i]`.
+    """
 
     slots: tuple[int, ...]
     num_tokens: int
+    first_block: int = 0
 
 
 class SwapSpace:
@@ -79,8 +83,13 @@ class SwapSpace:
         """Blocks that are here."""
         return self._fresh - len(self._returned)
 
-    def save(self, blocks: Sequence[int], num_tokens: int) -> SwappedKv | None:
+    def save(self, blocks: Sequence[int], num_tokens: int, first_block: int = 0) -> SwappedKv | None:
         """Copies the blocks of a sequence's first `num_tokens` tokens out, if that is worth it.
+
+        Args:
+            blocks: those from `first_block` on.
+            num_tokens: that are computed, however many of them are still held.
+            first_block: what lies before is behind the window.
 
         Returns:
             What to give to `load` and `release`; None, nothing done, where computing the tokens anew is
@@ -93,14 +102,15 @@ class SwapSpace:
         self._host.save(blocks, slots)
         self._measured(len(blocks), start)
         self.blocks_out_total += len(blocks)
-        return SwappedKv(slots, num_tokens)
+        return SwappedKv(slots, num_tokens, first_block)
 
     def load(self, kept: SwappedKv, blocks: Sequence[int], skip: int) -> None:
-        """Copies KV back into a sequence's blocks, all but the first `skip`, and lets the slots go."""
-        wanted = kept.slots[skip:]
+        """Copies KV back into a sequence's blocks, all but its first `skip`, and lets the slots go."""
+        first = max(skip, kept.first_block)
+        wanted = kept.slots[first - kept.first_block :]
         if wanted:
             start = self._clock()
-            self._host.load(wanted, blocks[skip : len(kept.slots)])
+            self._host.load(wanted, blocks[first : first + len(wanted)])
             self._measured(len(wanted), start)
             self.blocks_in_total += len(wanted)
         self.release(kept)

@@ -59,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
         running=st.sampled_from([2, 8]),
         slowdown=st.sampled_from([0.0, 1.0, 1.35, 3.0]),
         swap_blocks=st.sampled_from([0, 3, 1000]),
+        window=st.sampled_from([0, 2, 5, 9]),
     )
     def start(
         self,
@@ -69,11 +70,13 @@ class EngineMachine(RuleBasedStateMachine):
         running: int,
         slowdown: float,
         swap_blocks: int,
+        window: int,
     ) -> None:
+        self.window = window
         self.engine, self.pool = make_engine_and_pool(
             num_blocks,
             BLOCK,
-            DigestModel(nan=NAN_TOKEN),
+            DigestModel(nan=NAN_TOKEN, window=window),
             enable_prefix_cache=cache,
             max_batched_tokens=budget,
             prefill_chunk=chunk,
@@ -134,7 +137,11 @@ class EngineMachine(RuleBasedStateMachine):
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
         hits = reservation.num_cached_tokens
         assert hits % BLOCK == 0
-        assert holds(self.pool, reservation.block_ids[: hits // BLOCK], context[:hits])
+        found = reservation.block_ids[: hits // BLOCK]
+        behind = found.count(0)
+        assert not any(found[:behind])
+        assert behind == 0 or behind * BLOCK <= hits - self.window
+        assert holds(self.pool, found, context[:hits], skip_blocks=behind)
         # The read has begun: garbage until it ends.
         self.pool[list(reservation.block_ids[hits // BLOCK :])] = -7.0
         self.reserved[wanted.request_id] = reservation
@@ -216,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A request that fits, resumed where its reference answer had `resume` tokens, if it had more."""
         self.names += 1
         wanted = request(f"r{self.names}", prompt, sampling)  # type: ignore[arg-type]
-        whole = reference(wanted, self.engine.max_model_len)[0]
+        whole = reference(wanted, self.engine.max_model_len, self.window)[0]
         if resume < len(whole):
             wanted = dataclasses.replace(wanted, resumed_token_ids=whole[:resume])
         wanted = dataclasses.replace(wanted, priority=priority)
@@ -224,7 +231,7 @@ class EngineMachine(RuleBasedStateMachine):
         return wanted
 
     def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
-        return reference(self.requests[name], self.engine.max_model_len)
+        return reference(self.requests[name], self.engine.max_model_len, self.window)
 
     @staticmethod
     def _pick(names: object, choice: int) -> str:
