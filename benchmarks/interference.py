@@ -248,9 +248,11 @@ class Disaggregated:
             ended: asyncio.Future[object] = asyncio.ensure_future(prompt.ended.wait())
             await asyncio.wait((ends, ended), return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
-        await ends
-        for reply in self._router.replies.values():
-            await self._router.end_of(reply)
+        async with asyncio.timeout(_LIMIT_S):
+            await asyncio.gather(*(reply.ended.wait() for reply in self._router.replies.values()))
+        failed = [r.end for r in self._router.replies.values() if r.end is None or r.end.HasField("error")]
+        if failed:
+            raise RuntimeError(f"not every answer came to its good end: {failed[0]}")
         return Times({str(number): reply.times_s for number, reply in enumerate(replies)})
 
     async def _submit(self, request: EngineRequest) -> Reply:

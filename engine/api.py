@@ -225,14 +225,14 @@ class StepOutput:
 class Reservation:
     """Blocks that a decode worker set aside for KV that is still elsewhere.
 
-    `block_ids` cover the whole context; the first `num_cached_tokens // block_size` of them are shared
-    prefix hits that need no read (always whole blocks). The block for the next token is reserved too but
-    not listed, for it is never transferred.
+    `block_ids` cover the whole context; the first `num_unread_tokens // block_size` of them need no read
+    (always whole blocks): shared prefix hits, or 0 for blocks behind the window of all layers. The block for
+    the next token is reserved too but not listed, for it is never transferred.
     """
 
     request_id: str
     block_ids: tuple[int, ...]
-    num_cached_tokens: int
+    num_unread_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

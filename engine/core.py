@@ -130,14 +130,14 @@ class LLMEngine:
         sequence = self._sequences.get(request.request_id)
         if sequence is None or sequence.status is not SequenceStatus.ASKING:
             sequence = self._new_sequence(request, hold=False)
-        hits = self._scheduler.reserve(sequence)
-        if hits is None:
+        unread = self._scheduler.reserve(sequence)
+        if unread is None:
             return None
         context_blocks = self._blocks.blocks_for(request.num_context_tokens)
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
-            num_cached_tokens=hits,
+            num_unread_tokens=unread,
         )
 
     def adopt(
@@ -288,8 +288,9 @@ class LLMEngine:
             )
         if request.num_context_tokens >= self.max_model_len:
             raise RequestTooLargeError(
-                f"{request.num_context_tokens} tokens leave no room for an answer: "
-                f"prompt and answer together can have {self.max_model_len}"
+                f"{request.num_context_tokens} tokens leave no room for an answer: prompt and answer "
+                f"together can have {self.max_model_len}; shorten the prompt, or serve with a larger "
+                "max_model_len and the KV memory for it"
             )
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:

@@ -108,12 +108,13 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def reserve(self, sequence: Sequence) -> int | None:
-        """Allocates for KV that comes from elsewhere; the tokens of prefix hits, None without room.
+        """Allocates for KV that comes from elsewhere; the tokens that need not come, None without room.
 
         Without room the sequence keeps its place before those that rank after it, until it is tried again
         or removed.
         """
         spare = 0
+        sequence.arriving = True
         if self.waiting and self.waiting[0].rank < sequence.rank:
             head = self.waiting[0]
             spare = self._blocks.shortage_of(head, head.tokens_to_hold)
@@ -125,11 +126,13 @@ class Scheduler:
         sequence.status = SequenceStatus.RESERVED if hits is not None else SequenceStatus.ASKING
         if hits is None:
             insort(self.asking, sequence, key=_rank)
-        return hits
+            return None
+        return sequence.num_sealed * self._blocks.block_size
 
     def run(self, sequence: Sequence) -> None:
-        """Lets a sequence whose context is computed, and whose blocks it holds, decode on."""
+        """Lets a sequence that holds its blocks run."""
         sequence.status = SequenceStatus.RUNNING
+        sequence.arriving = False
         insort(self.running, sequence, key=_rank)
 
     def remove(self, sequence: Sequence, status: SequenceStatus) -> None:

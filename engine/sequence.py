@@ -38,6 +38,7 @@ class Sequence:
             computes it again for its logits alone and must not store it.
         blocks: physical blocks in token order; mirrored in the row `row` of the block tables.
         block_hashes: names of the leading full blocks, as far as anybody has asked for them.
+        arriving: the KV of its context comes from elsewhere.
         num_dropped: leading blocks that lie behind the window of all layers and were let go: 0 in `blocks`.
         num_sealed: leading full blocks that have been offered to the prefix cache.
         num_announced: leading blocks named in KvReady.
@@ -52,6 +53,7 @@ class Sequence:
     __slots__ = (
         "admitted_s",
         "arrival",
+        "arriving",
         "block_hashes",
         "blocks",
         "cached_tokens",
@@ -89,6 +91,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.row = -1
         self.block_hashes: list[bytes] = []
+        self.arriving = False
         self.num_dropped = 0
         self.num_sealed = 0
         self.num_announced = 0

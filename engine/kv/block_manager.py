@@ -86,10 +86,9 @@ class BlockManager:
 
     def drop_behind_window(self, sequence: EngineSequence) -> None:
         """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
-        if not self._window or sequence.hold:
+        if sequence.hold:
             return
-        # The next token attends to itself and to `window` - 1 before it.
-        first = max(0, sequence.num_computed + 1 - self._window) // self.block_size
+        first = self._first_seen(sequence.num_computed)
         for index in range(sequence.num_dropped, first):
             block = sequence.blocks[index]
             self.pool.release(block, keep=block in self.cache)
@@ -221,19 +220,27 @@ class BlockManager:
         # Another worker may read any block of a held context.
         if not self._window or sequence.hold:
             return self.cache.match(hashes)
-        hits = self.cache.match_reach(hashes, self._reach)
-        # Swapped KV that begins behind the hits would leave a gap after them.
-        behind = sequence.swapped.first_block if sequence.swapped is not None else 0
+        behind = self._behind(sequence)
+        # After a hit of n blocks its last token's logits may be lacking: what that token sees is needed too.
+        hits = self.cache.match_reach(
+            hashes, lambda n: max(behind, self._first_seen(n * self.block_size - 1))
+        )
+        # KV to come that begins behind the hits would leave a gap after them.
         return hits if len(hits) > behind else []
 
-    def _reach(self, num_blocks: int) -> int:
-        """First block that is needed after a hit of so many, its last token's logits included."""
-        return max(0, num_blocks * self.block_size - self._window) // self.block_size
+    def _behind(self, sequence: EngineSequence) -> int:
+        """Leading blocks of KV to come, swapped or from elsewhere, that lie behind the window."""
+        if sequence.swapped is not None:
+            return sequence.swapped.first_block
+        return self._first_seen(sequence.num_tokens) if sequence.arriving else 0
+
+    def _first_seen(self, position: int) -> int:
+        """First block that the token at a position attends to: itself, and `window` - 1 before it."""
+        return max(0, position + 1 - self._window) // self.block_size if self._window else 0
 
     def _new(self, sequence: EngineSequence, hits: list[int], num_tokens: int) -> int:
-        """New blocks after prefix hits; swapped KV needs none for what lies behind its window."""
-        behind = sequence.swapped.first_block if sequence.swapped is not None else 0
-        return self.blocks_for(num_tokens) - max(len(hits), behind)
+        """New blocks after prefix hits, or after what lies behind the window."""
+        return self.blocks_for(num_tokens) - max(len(hits), self._behind(sequence))
 
     def _idle(self, hits: list[int]) -> int:
         return sum(1 for block in hits if block != SCRATCH_BLOCK and self.pool.references(block) == 0)

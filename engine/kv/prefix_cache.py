@@ -80,8 +80,8 @@ class PrefixCache:
             elif first <= reach(index + 1):
                 longest = index + 1
         found = blocks[:longest]
-        found[: reach(longest)] = [0] * reach(longest)
-        return found
+        behind = min(reach(longest), longest)
+        return [0] * behind + found[behind:]
 
     def publish(self, block: int, block_hash: bytes, parent: bytes | None) -> None:
         """Enters a written block. Raises ValueError where name or block is taken or the parent absent."""

@@ -27,7 +27,7 @@ async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
         large = engine_request(work_request("large", prompt(180)))
         first = engine_request(work_request("first", prompt(100)))
         small = engine_request(work_request("small", prompt(10)))
-        assert (await room.reserve(first)).num_cached_tokens == 0
+        assert (await room.reserve(first)).num_unread_tokens == 0
         order: list[str] = []
 
         async def ask(name: str) -> None:

@@ -135,12 +135,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _reserved(self, wanted: EngineRequest, reservation: Reservation) -> None:
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
-        hits = reservation.num_cached_tokens
+        hits = reservation.num_unread_tokens
         assert hits % BLOCK == 0
         found = reservation.block_ids[: hits // BLOCK]
         behind = found.count(0)
         assert not any(found[:behind])
-        assert behind == 0 or behind * BLOCK <= hits - self.window
+        assert behind == 0 or behind * BLOCK <= len(context) + 1 - self.window
         assert holds(self.pool, found, context[:hits], skip_blocks=behind)
         # The read has begun: garbage until it ends.
         self.pool[list(reservation.block_ids[hits // BLOCK :])] = -7.0
@@ -153,7 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
         reservation = self.reserved.pop(name)
         wanted = self.requests[name]
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
-        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_cached_tokens)
+        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_unread_tokens)
         self.engine.adopt(name, self._expected(name)[0][0])
         self.decoding.add(name)
         self.engine.check_invariants()
@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abandon(self, choice: int, some: set[int]) -> None:
         name = self._pick(self.reserved, choice)
         reservation = self.reserved.pop(name)
-        own = reservation.block_ids[reservation.num_cached_tokens // BLOCK :]
+        own = reservation.block_ids[reservation.num_unread_tokens // BLOCK :]
         unsettled = frozenset(own[place] for place in some if place < len(own))
         self.engine.abandon(name, unsettled)
         self.quarantined |= unsettled

@@ -114,28 +114,6 @@ def test_batches_equal_single_runs(
         assert engine.stats().cached_tokens_total > 200
 
 
-def test_contexts_of_8192_tokens(tmp_path: Path) -> None:
-    folder = tiny_llama(tmp_path, max_model_len=8192)
-    engine, _ = make(load_model(folder), 640)
-    randomness = random.Random(8)
-    prompt = tuple(randomness.randrange(256) for _ in range(8180))
-    short = EngineRequest("short", PROMPTS[0], SamplingParams(0.0, 1.0, 0, 0, 0, 60, ignore_eos=True))
-    long = EngineRequest("long", prompt, SamplingParams(0.0, 1.0, 0, 0, 0, 100, ignore_eos=True))
-    expected = answers_of(make(load_model(folder))[0], [short])
-    engine.submit(short)
-    for _ in range(3):
-        engine.step()
-    # Its chunks run beside the other's decodes; the context's end ends it.
-    engine.submit(long)
-    answers, _ = run_all(engine)
-    assert answers.of("short")[0][-57:] == expected[0][-57:]
-    assert len(answers.of("long")[0]) == 12
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        whole = peer(torch.tensor([prompt + answers.of("long")[0][:-1]])).logits[0]
-    assert tuple(whole[len(prompt) - 1 :].argmax(dim=-1).tolist()) == answers.of("long")[0]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_handed_over_equals_single_runs(model: Decoder, temperature: float) -> None:
     prefill, source = make(model, prefill_chunk=16)

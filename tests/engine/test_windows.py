@@ -12,7 +12,6 @@ from tests.engine.digest_model import (
     Answers,
     DigestModel,
     holds,
-    kv_of,
     make_engine,
     make_engine_and_pool,
     params,
@@ -119,10 +118,10 @@ def test_preempted_and_back(swap_blocks: int) -> None:
     assert (stats.blocks_pinned, stats.swap_blocks_used) == (0, 0)
 
 
-def test_a_context_for_another_worker_keeps_all_its_blocks() -> None:
+def test_a_context_for_another_worker_is_kept_whole_and_read_in_part() -> None:
     source, source_pool = make_engine_and_pool(64, BLOCK, DigestModel(window=WINDOW))
     target, target_pool = make_engine_and_pool(64, BLOCK, DigestModel(window=WINDOW))
-    # Both have had the prompt; the decode side then lost what lies behind the window.
+    # The prefill side has had most of the prompt, whose blocks behind the window it let go.
     long = PROMPT * 4
     source.submit(request("before", long, params(1)))
     run_all(source)
@@ -135,17 +134,20 @@ def test_a_context_for_another_worker_keeps_all_its_blocks() -> None:
     assert holds(source_pool, blocks, context)
     reservation = target.reserve(wanted)
     assert reservation is not None
-    transfer(target_pool, reservation.block_ids, context, skip=reservation.num_cached_tokens)
+    transfer(target_pool, reservation.block_ids, context, skip=reservation.num_unread_tokens)
     target.adopt("a", outputs[-1].tokens[0].token_id)
     pinned_before = target.stats().blocks_pinned
     answers, _ = run_all(target)
     assert answers.of("a") == expected(wanted, target)
-    assert pinned_before == len(kv_of(context)) // BLOCK + 1
+    # Only what its window reaches was read, and held.
+    assert reservation.block_ids.count(0) * BLOCK == reservation.num_unread_tokens > 0
+    assert pinned_before <= REACH + 1
     # Its prompt is a hit there, of the last blocks alone, which are then not read.
     again = request("b", [*context, 20, 21, 22], params(4))
     reservation = target.reserve(again)
     assert reservation is not None
-    hits = reservation.num_cached_tokens // BLOCK
+    hits = reservation.num_unread_tokens // BLOCK
+    assert hits == len(context) // BLOCK
     assert 0 < reservation.block_ids.count(0) < hits
     assert all(reservation.block_ids[hits:])
     transfer(target_pool, reservation.block_ids, list(again.prompt_token_ids), hits * BLOCK)
