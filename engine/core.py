@@ -20,7 +20,7 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
-from engine.kv.storage import HostPool
+from engine.kv.host_pool import HostPool
 from engine.kv.swap import SwapSpace
 from engine.models.base import CausalLM
 from engine.prefill_budget import PrefillBudget

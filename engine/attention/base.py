@@ -32,6 +32,6 @@ class AttentionBackend(Protocol):
             value: [T, kv_heads, head_dim].
 
         Returns:
-            [T, heads * head_dim].
+            [T, heads * head_dim], in memory that the next call may overwrite.
         """
         ...

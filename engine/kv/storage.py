@@ -8,7 +8,7 @@ there is never read.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -67,43 +67,18 @@ def allocate_pool(
     blocks = num_blocks + SCRATCH_BLOCKS
     size = blocks * block_bytes(config, block_size, dtype)
     try:
-        raw = torch.zeros(size + mmap.PAGESIZE, dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # torch's allocators raise no narrower type
+        raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+    # torch's allocators raise no narrower type; mmap raises one of the others.
+    except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
-    start = -raw.data_ptr() % mmap.PAGESIZE
-    return raw[start : start + size].view(dtype).view(_shape(config, blocks, block_size))
+    return raw.view(dtype).view(_shape(config, blocks, block_size))
 
 
-class HostPool:
-    """Blocks in host memory, to swap to; implements `engine.kv.swap.HostBlocks`.
-
-    Args:
-        kv: the pool that blocks come from and return to.
-        memory_bytes: what to take; as many whole blocks as fit, perhaps none. Pages that are never used
-            cost nothing where the pool itself is in host memory; otherwise all are pinned, for the speed of
-            copies.
-
-    Raises:
-        KvMemoryError: the memory is not there.
-    """
-
-    def __init__(self, kv: torch.Tensor, memory_bytes: int) -> None:
-        self._kv = kv
-        blocks = memory_bytes // (kv[0].numel() * kv.itemsize)
-        try:
-            self._memory = torch.empty((blocks, *kv.shape[1:]), dtype=kv.dtype, pin_memory=kv.is_cuda)
-        except RuntimeError as error:  # torch's allocators raise no narrower type
-            raise KvMemoryError(f"cannot allocate {memory_bytes} bytes to swap to: {error}") from error
-
-    @property
-    def total(self) -> int:
-        """Blocks that it holds."""
-        return len(self._memory)
-
-    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copies blocks of the pool to slots of this memory; done on return."""
-        self._memory[list(slots)] = self._kv[list(blocks)].to(self._memory.device)
-
-    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copies slots of this memory to blocks of the pool; done, for the pool's next user, on return."""
-        self._kv[list(blocks)] = self._memory[list(slots)].to(self._kv.device)
+def _mapped(size: int) -> torch.Tensor:
+    """Zeroed pages of the host, huge ones where the system has them: attention reads all over the pool."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

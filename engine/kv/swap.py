@@ -18,7 +18,7 @@ _SHARE = 0.3
 
 
 class HostBlocks(Protocol):
-    """Memory for blocks outside the pool. Implemented by `engine.kv.storage.HostPool`."""
+    """Memory for blocks outside the pool. Implemented by `engine.kv.host_pool.HostPool`."""
 
     @property
     def total(self) -> int:

@@ -16,17 +16,17 @@ from tests.support.paged import make_batch
 CONFIG = ModelConfig(
     family="llama",
     vocab_size=10,
-    hidden_size=48,
+    hidden_size=96,
     intermediate_size=8,
     num_layers=2,
     num_heads=6,
     num_kv_heads=2,
-    head_dim=8,
+    head_dim=16,
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
-    attention_scale=8**-0.5,
+    attention_scale=16**-0.5,
     windows=(0, 0),
-    ropes=(Rope((1.0,) * 4),) * 2,
+    ropes=(Rope((1.0,) * 8),) * 2,
     tie_word_embeddings=True,
     eos_token_ids=frozenset(),
     bos_token_id=None,
@@ -114,7 +114,9 @@ def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
     """All layers' outputs."""
     backend = create_backend(name, config)
     backend.begin(case.batch, case.kv)
-    return [backend.attend(layer, case.query, case.key, case.value) for layer in range(config.num_layers)]
+    return [
+        backend.attend(layer, case.query, case.key, case.value).clone() for layer in range(config.num_layers)
+    ]
 
 
 def test_backends_are_found_by_file_name() -> None:
@@ -180,7 +182,7 @@ def test_any_number_of_kv_heads(name: str, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, SETTINGS["windows and softcap"]], ids=["plain", "capped"])
-@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("name", sorted({*backends()} - {"cpu"}))
 def test_bfloat16(name: str, config: ModelConfig) -> None:
     case = make_case(MIXES["chunks and decodes"], 16, config, torch.bfloat16)
     for layer, output in enumerate(run(name, case, config)):

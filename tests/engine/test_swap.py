@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kv.storage import HostPool, KvMemoryError
+from engine.kv.host_pool import HostPool
+from engine.kv.storage import KvMemoryError
 from engine.kv.swap import SwapSpace
 from tests.support.swap_memory import ListedHost
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ListedHost:
-    """As `engine.kv.storage.HostPool`, for bookkeeping alone.
+    """As `engine.kv.host_pool.HostPool`, for bookkeeping alone.
 
     Attributes:
         total: blocks that it holds.
