@@ -74,16 +74,14 @@ async def test_a_better_priority_is_served_first(model_dir: Path) -> None:
             for seed, (name, priority) in enumerate((("held", 0), ("worse", 3), ("better", -3)))
         )
         await room.reserve(held)
-        waiting = {
-            request.request_id: asyncio.create_task(room.reserve(request)) for request in (worse, better)
-        }
+        waiting = [asyncio.create_task(room.reserve(request)) for request in (worse, better)]
         # Both have asked, the worse one first.
         await asyncio.sleep(0)
         host.post(lambda engine: engine.abandon(held.request_id))
-        await eventually(waiting["better"].done)
-        assert not waiting["worse"].done()
+        await eventually(waiting[1].done)
+        assert not waiting[0].done()
         host.post(lambda engine: engine.abandon(better.request_id))
-        await eventually(waiting["worse"].done)
+        await eventually(waiting[0].done)
     finally:
         await host.stop()
 
