@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.step_cost import FIRST_TOKENS, STALE_AFTER, StepCost
+from engine.step_cost import FIRST_TOKENS, SHUNNED_FOR, STALE_AFTER, StepCost
 
 DECODE_S, TOKEN_S = 0.020, 0.001
 
@@ -127,3 +127,18 @@ def test_whatever_was_measured_the_answer_is_a_number_of_tokens(
     assert cost.prompt_tokens_beside(decodes, slowdown) >= 0
     cost.observe(decodes, 0, 0.01)
     assert cost.prompt_tokens_beside(decodes, slowdown) >= 1
+
+
+def test_a_number_that_was_too_large_is_shunned_for_a_while() -> None:
+    def tiles(tokens: int) -> float:
+        return 0.010 + 0.012 * -(-(4 + tokens) // 16)
+
+    cost, asked = StepCost(), []
+    for _ in range(2 * SHUNNED_FOR):
+        tokens = cost.prompt_tokens_beside(4, 1.4)
+        asked.append(tokens)
+        cost.observe(4, tokens, tiles(tokens))
+    # Twelve are for nothing, thirteen take half as long again as none.
+    too_large = sum(1 for tokens in asked if tokens > 12)
+    assert 0 < too_large <= 0.01 * len(asked)
+    assert sum(asked) >= 0.6 * 12 * len(asked)
