@@ -197,6 +197,7 @@ def test_phi3_chooses_factors_by_the_longest_context(tmp_path: Path) -> None:
         (MISTRAL | {"layer_types": ["full_attention"] * 6}, "layer type 'full_attention' is not supported"),
         (MISTRAL | {"quantization_config": {}}, "quantization_config is not supported"),
         (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        (GEMMA2 | {"hidden_activation": None}, "hidden_activation = None is not supported"),
         (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation = 'gelu' is not supported, only 'silu'"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         (GEMMA3 | {"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration is"),
