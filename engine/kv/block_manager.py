@@ -86,7 +86,7 @@ class BlockManager:
 
     def drop_behind_window(self, sequence: EngineSequence) -> None:
         """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
-        if sequence.hold:
+        if not self._window or sequence.hold:
             return
         first = self._first_seen(sequence.num_computed)
         for index in range(sequence.num_dropped, first):
