@@ -71,7 +71,9 @@ def plan_workers(
             quantization=spec.quantization,
             block_size=spec.block_size,
             kv_memory_bytes=pool.kv_memory or spec.kv_memory,
+            swap_memory_bytes=spec.swap_memory,
             max_model_len=spec.max_model_len,
+            max_decode_slowdown=spec.max_decode_slowdown,
             max_batched_tokens=spec.max_batched_tokens,
             prefill_chunk=min(spec.prefill_chunk, spec.max_batched_tokens),
             threads=_threads(spec, pool),
@@ -98,6 +100,24 @@ def plan_workers(
             for number in range(pool.replicas)
         ]
     return plans
+
+
+def short_context(spec: DeploymentSpec, workers: Sequence[worker_pb2.WorkerInfo]) -> str:
+    """What to tell users where a KV pool holds less than the model's context; empty where none does.
+
+    A limit that the spec sets was meant, and is not told.
+    """
+    short = [info for info in workers if info.max_model_len < info.model_context_tokens]
+    if spec.max_model_len or not short:
+        return ""
+    info = min(short, key=lambda worker: worker.max_model_len)
+    # A pool has a block more than it hands out.
+    blocks = -(-info.model_context_tokens // spec.block_size) + 1
+    mebibytes = -(-blocks * info.layout.block_bytes // (1 << 20))
+    return (
+        f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the "
+        f"KV pool holds; for all {info.model_context_tokens} of the model: --kv-memory {mebibytes}MiB"
+    )
 
 
 def _threads(spec: DeploymentSpec, pool: PoolSpec) -> int:

@@ -20,7 +20,7 @@ from cluster.external_routers import ExternalRouters
 from cluster.guardian import Guardian
 from cluster.managed_worker import ManagedWorker, WorkerStartError
 from cluster.model_store.store import ModelEntry
-from cluster.plan import plan_router, plan_workers, served_name
+from cluster.plan import plan_router, plan_workers, served_name, short_context
 from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
@@ -158,6 +158,8 @@ class Supervisor:
         self._save()
         await self._start_workers()
         self._require_reachable_redis()
+        if note := short_context(self._spec, self._serving()):
+            self._reporter.note(note)
         await self._start_router()
         self._phase = "ready"
         self._save()

@@ -87,6 +87,16 @@ KvMemory = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+SwapMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of each worker for the KV of preempted requests; 0: it is computed again. "
+        "Default: 512MiB.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
 BlockSize = Annotated[
     int | None,
     typer.Option(help="Tokens in a KV block. Default: 16.", show_default=False, rich_help_panel=_CLUSTER),
@@ -189,6 +199,7 @@ def deployment_overrides(
     decode: int | None,
     threads: int | None,
     kv_memory: str | None,
+    swap_memory: str | None,
     block_size: int | None,
     redis: str | None,
     ray_address: str | None,
@@ -214,6 +225,7 @@ def deployment_overrides(
         Override("prefill.threads", threads, "--threads"),
         Override("decode.threads", threads, "--threads"),
         Override("kv_memory", kv_memory, "--kv-memory"),
+        Override("swap_memory", swap_memory, "--swap-memory"),
         Override("block_size", block_size, "--block-size"),
         Override("redis.url", redis, "--redis"),
         Override("ray.address", ray_address, "--ray-address"),
