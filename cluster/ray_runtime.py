@@ -6,7 +6,6 @@ import logging
 import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -42,13 +41,11 @@ class RayRuntime:
     Args:
         address: of an existing cluster; empty starts a local one.
         dashboard_port: of a local one.
-        python_path: folders that a local Ray's workers import from.
     """
 
-    def __init__(self, address: str, dashboard_port: int | None, python_path: str) -> None:
+    def __init__(self, address: str, dashboard_port: int | None) -> None:
         self._address = address
         self._dashboard_port = dashboard_port
-        self._python_path = python_path
         self._agents: dict[str, Any] = {}
 
     def connect(self) -> RayInfo:
@@ -95,10 +92,6 @@ class RayRuntime:
     def create_worker(self, plan: WorkerPlan) -> Any:
         """Handle of a new actor for the plan. Raises RayError where its name is taken."""
         actor_class: Any = ray.remote(ACTOR_CLASSES[plan.role])
-        threads = str(plan.engine.threads or 1)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        if not self._address:
-            variables["PYTHONPATH"] = self._python_path
         try:
             return actor_class.options(
                 name=plan.actor_name,
@@ -106,13 +99,17 @@ class RayRuntime:
                 resources=dict(plan.resources),
                 max_restarts=-1,
                 scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": variables},
             ).remote(plan)
         except ValueError as error:
             raise RayError(
                 f"Ray refuses the actor {plan.actor_name}: {error}; does a deployment named "
                 f"{plan.deployment!r} run already? --name gives this one another name"
             ) from error
+
+    @staticmethod
+    def restart(actor: Any) -> None:
+        """Ends the process of an actor, whatever it is, and has Ray start another."""
+        ray.kill(actor, no_restart=False)
 
     async def kill(self, node_id: str, process: ProcessId) -> bool:
         """SIGKILLs a process on its node. False where it is gone. Raises ray.exceptions.RayError."""
@@ -124,6 +121,10 @@ class RayRuntime:
         alive: bool = await self._agent(node_id).is_alive.remote(process)
         return alive
 
+    def abandon(self) -> None:
+        """Instead of `disconnect` where a local Ray's servers are gone: ends what is left of it here."""
+        self._agents.clear()
+
     def disconnect(self) -> None:
         """Ends all our actors and a local Ray. Blocks for seconds."""
         self._agents.clear()
@@ -132,14 +133,12 @@ class RayRuntime:
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:
             agent_class: Any = ray.remote(NodeAgent)
-            variables = {} if self._address else {"PYTHONPATH": self._python_path}
             self._agents[node_id] = agent_class.options(
                 num_cpus=0,
                 max_restarts=-1,
                 # A question asked while the agent restarts is asked again.
                 max_task_retries=-1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                runtime_env={"env_vars": variables},
             ).remote()
         return self._agents[node_id]
 
@@ -157,9 +156,3 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise RayError(f"ray.address: cannot connect to {address}: {error}") from None
-
-
-def source_roots() -> list[str]:
-    """Folders that hold our packages: the server side's, and the client's."""
-    root = Path(__file__).resolve().parent.parent
-    return [str(root), str(root / "client")]

@@ -42,7 +42,7 @@ class RouterProcess:
 
     Args:
         config: its settings; `addresses_file` must be set.
-        run_dir: for its configuration file.
+        config_path: where its configuration is written for it.
         log_path: its output is appended here.
         python_path: folders it imports from.
         workers: the table to tell it, asked for at each push.
@@ -58,7 +58,7 @@ class RouterProcess:
         self,
         config: RouterConfig,
         *,
-        run_dir: Path,
+        config_path: Path,
         log_path: Path,
         python_path: str,
         workers: Callable[[], Sequence[worker_pb2.WorkerInfo]],
@@ -71,7 +71,7 @@ class RouterProcess:
         self.restarts = 0
         self._config = config
         self._addresses_file = config.addresses_file
-        self._config_path = run_dir / f"{config.router_id}.config.json"
+        self._config_path = config_path
         self._log_path = log_path
         self._python_path = python_path
         self._table = TablePush(workers)

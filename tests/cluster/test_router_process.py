@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.environment import read_environment
 from cluster.processes import is_alive
-from cluster.ray_runtime import source_roots
 from cluster.router_process import RouterProcess, RouterStartError
 from router.config import RouterConfig
 from tests.support.tiny_models import tiny_llama
@@ -42,9 +42,9 @@ def _router(model: Path, folder: Path, changes: list[str], http_port: int = 0) -
     )
     router = RouterProcess(
         config,
-        run_dir=folder,
+        config_path=folder / "router-0.config.json",
         log_path=folder / "router.log",
-        python_path=os.pathsep.join(source_roots()),
+        python_path=read_environment().import_path,
         workers=lambda: [],
         on_change=lambda: changes.append(router.trouble),
     )
