@@ -93,6 +93,24 @@ def test_folders_that_cannot_be_served(folder: Path, home: Path) -> None:
     assert imported_models(home) == []
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json cannot be read"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json must hold a JSON object"),
+        ("chat_template.jinja", "{% for %}", "the chat template does not compile"),
+    ],
+)
+def test_text_files_that_the_router_could_not_use(
+    folder: Path, home: Path, file: str, text: str, says: str
+) -> None:
+    (folder / file).write_text(text)
+    for action in (resolve, import_model):
+        with pytest.raises(ModelError, match=says):
+            action(str(folder), home, silent)
+    assert imported_models(home) == []
+
+
 def test_unknown_model_says_what_was_tried(folder: Path, home: Path) -> None:
     import_model(str(folder), home, silent, name="known")
     with pytest.raises(
