@@ -26,4 +26,6 @@ class RouterFiles:
     def remove(self) -> None:
         """Deletes those that are there. Raises OSError."""
         self.config.unlink(missing_ok=True)
+        # Half written, where its writer was killed.
+        self.config.with_suffix(".tmp").unlink(missing_ok=True)
         self.addresses.unlink(missing_ok=True)

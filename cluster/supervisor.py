@@ -42,6 +42,7 @@ from cluster.state import (
 )
 from cluster.waiting import unless_fails, unless_set
 from kvrelay.v1 import worker_pb2
+from router.config import RouterConfig
 
 _START_ERRORS = (
     EmbeddedRedisError,
@@ -143,6 +144,14 @@ class Supervisor:
                 on_change=self._save,
             )
             self._redis_url = await self._redis.start()
+        if spec.router.external:
+            self._router = ExternalRouters(
+                spec.router.external, workers=self._serving, on_change=self._changed
+            )
+        else:
+            self._router = router = self._own_router()
+            # Ahead of need: it loads its code while Ray starts.
+            await router.launch()
         address = spec.ray.address
         self._reporter.begin(f"Connecting to Ray at {address}" if address else "Starting Ray")
         # Blocks the loop, in the main thread on purpose: see RayRuntime.connect.
@@ -276,30 +285,31 @@ class Supervisor:
             )
 
     async def _start_router(self) -> None:
-        infos = self._serving()
-        if len(infos) < len(self._workers):
+        if self._router is None:
+            raise AssertionError("routers are named or launched first")
+        if len(self._serving()) < len(self._workers):
             raise SupervisorError("a worker was lost while the deployment started")
         external = self._spec.router.external
-        if external:
-            self._reporter.begin(f"Looking for routers at {', '.join(external)}")
-            self._router = ExternalRouters(external, workers=self._serving, on_change=self._changed)
-        else:
-            self._reporter.begin("Starting the router")
-            self._router = self._own_router(infos)
+        self._reporter.begin(
+            f"Looking for routers at {', '.join(external)}" if external else "Starting the router"
+        )
         await self._router.start()
 
-    def _own_router(self, workers: Sequence[worker_pb2.WorkerInfo]) -> RouterProcess:
+    def _own_router(self) -> RouterProcess:
         files = RouterFiles.of(self._environment.run_dir, self._spec.name)
-        config = plan_router(
-            self._spec,
-            self._model,
-            workers,
-            redis_url=self._redis_url,
-            addresses_file=files.addresses,
-        )
+
+        def configure() -> RouterConfig:
+            return plan_router(
+                self._spec,
+                self._model,
+                self._serving(),
+                redis_url=self._redis_url,
+                addresses_file=files.addresses,
+            )
+
         return RouterProcess(
-            config,
-            config_path=files.config,
+            configure,
+            files=files,
             log_path=self._log_dir / "router.log",
             python_path=self._environment.import_path,
             workers=self._serving,
