@@ -35,7 +35,9 @@ ROUNDS = 5
 
 
 @contextlib.asynccontextmanager
-async def router_process(folder: Path, workers: Sequence[worker_pb2.WorkerInfo]) -> AsyncIterator[dict[str, str]]:
+async def router_process(
+    folder: Path, workers: Sequence[worker_pb2.WorkerInfo]
+) -> AsyncIterator[dict[str, str]]:
     """A router process that knows the workers; yields its addresses by door."""
     addresses = folder / "addresses.json"
     config = RouterConfig(

@@ -3,7 +3,7 @@
     python benchmarks/router_tokens.py [--tokens N]
 
 The workers cost nothing: one message a step carries a token for every running request, as a real decode
-worker's does. CPU time is the router process's own (proc_pid_stat(5)), so what else runs on the machine counts
+worker's does. CPU time is the router process's own (proc_pid_stat(5)), so that what else runs here counts
 little. Exits 1 where a token costs more than the bar.
 """
 
@@ -34,8 +34,8 @@ STREAMS = (16, 64)
 STEP_S = 0.02
 ROUNDS = 3
 PROMPT_TOKENS = 128
-# Of one core: at 16 streams and 400 tokens/s, 6 %.
-BAR_US = 150.0
+# Of one core: at 16 streams and 400 tokens/s, 6 and 10 %. Of these, 7 are grpc.aio's own write.
+BARS_US = {"HTTP": 150.0, "gRPC": 250.0}
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TOKEN = 97
 
@@ -121,7 +121,7 @@ async def measure_tokens(tokens: int, bars: Bars) -> Table:
     body = json.dumps({"model": "bench", "prompt": prompt, **settings}).encode()
     table = Table(
         "door", "streams", "router CPU, us a token", "share of a core",
-        title=f"Router's cost per token ({tokens} tokens a stream, a step every {STEP_S * 1e3:.0f} ms)",
+        title=f"Router, cost per token ({tokens} a stream)",
     )  # fmt: skip
     prefill, decode = FakePrefillWorker("prefill-0", BLOCK_SIZE), SteppingWorker()
     await prefill.start()
@@ -142,8 +142,8 @@ async def measure_tokens(tokens: int, bars: Bars) -> Table:
                         cost = Spread.of(samples)
                         share = Spread.of(shares)
                         table.add_row(name, str(streams), cost.text(), f"{share.median:.0%}")
-                        statement = f"{name}, {streams} streams: a token costs at most {BAR_US:.0f} us"
-                        bars.require(cost.median <= BAR_US, f"{statement}: {cost.median:.0f}")
+                        statement = f"{name}, {streams} streams: a token costs at most {BARS_US[name]:.0f} us"
+                        bars.require(cost.median <= BARS_US[name], f"{statement}: {cost.median:.0f}")
     finally:
         await prefill.stop()
         await decode.stop()

@@ -21,10 +21,16 @@ _NAMESPACE = "kvrelay"
 # No objects are passed through Ray; this is little more than its minimum.
 _OBJECT_STORE_BYTES = 100 << 20
 _CONNECT_S = 5.0
+# Ray's words for it, ray/_private/node.py.
+_TOO_SLOW = "timed out during startup"
 
 
 class RayError(Exception):
     """Ray cannot be started or reached; the message says what to do."""
+
+
+class RaySlowError(RayError):
+    """A local Ray did not start within the time that it gives itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class RayRuntime:
     def connect(self) -> RayInfo:
         """Blocks for seconds. Must run in the main thread, with whose end the kernel ends a local Ray.
 
-        Raises RayError.
+        Raises RayError, of which RaySlowError may pass.
         """
         _require_listener(self._address)
         # Ray takes SIGTERM for itself, and would end this process in the middle of everything.
@@ -77,6 +83,8 @@ class RayRuntime:
                 )
         # Ray raises all kinds, a bare Exception too where a node has not started within its 30 s.
         except Exception as error:
+            if not self._address and _TOO_SLOW in str(error):
+                raise RaySlowError("Ray did not start within its own bound of 30 s") from error
             where = f"at {self._address}" if self._address else "on this machine"
             raise RayError(f"cannot use Ray {where}: {error}") from error
         finally:

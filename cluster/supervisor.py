@@ -25,6 +25,7 @@ from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RayRuntime
 from cluster.ray_servers import RayLostError, RayServers
+from cluster.ray_start import connect_patiently
 from cluster.redis_check import RedisUnusableError, require_answer
 from cluster.redis_keeper import RedisKeeper
 from cluster.reporting import Reporter
@@ -155,7 +156,7 @@ class Supervisor:
         address = spec.ray.address
         self._reporter.begin(f"Connecting to Ray at {address}" if address else "Starting Ray")
         # Blocks the loop, in the main thread on purpose: see RayRuntime.connect.
-        self._ray = self._runtime.connect()
+        self._ray = connect_patiently(self._runtime, self._instance, self._reporter.note)
         self._save()
         if address:
             await self._start_on_ray()
