@@ -39,7 +39,7 @@ class Environment:
 
     @property
     def log_dir(self) -> Path:
-        """Logs of the router and of the embedded Redis."""
+        """Logs of the router, the embedded Redis and the workers of a local Ray."""
         return self.home / "logs"
 
 
