@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from functools import cache
-from importlib.abc import InspectLoader
 from pathlib import Path
 
 import engine.models
@@ -25,17 +23,9 @@ def families() -> tuple[Family, ...]:
     modules = (
         importlib.import_module(f"{engine.models.__name__}.{module.name}")
         for module in pkgutil.iter_modules(engine.models.__path__)
-        if _may_define_family(f"{engine.models.__name__}.{module.name}")
     )
     found = [module.FAMILY for module in modules if isinstance(getattr(module, "FAMILY", None), Family)]
     return tuple(sorted(found, key=lambda family: family.model_type))
-
-
-def _may_define_family(name: str) -> bool:
-    """Told from the source: modules that are no family pull in torch, for which a config needs no second."""
-    spec = importlib.util.find_spec(name)
-    source = spec.loader.get_source(name) if spec and isinstance(spec.loader, InspectLoader) else None
-    return source is None or "\nFAMILY" in source
 
 
 def read_config(model_dir: Path, context_length: int = 0) -> ModelConfig:
