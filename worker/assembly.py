@@ -60,12 +60,13 @@ def assemble(config: WorkerConfig) -> Assembly:
         dtype=settings.dtype,
         attention_backend=settings.attention_backend,
         device=settings.device,
+        context_length=settings.max_model_len,
     )
     dtype = torch_dtype(settings.dtype)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks or blocks_in_budget(settings.kv_memory_bytes, bytes_per_block)
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
-    revision = model_revision(settings.model_dir)
+    revision = model_revision(settings.model_dir, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     engine = LLMEngine(model, pool, settings, hasher)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)

@@ -11,6 +11,7 @@ import pytest
 
 from engine.models.errors import CheckpointError
 from engine.models.revision import model_revision
+from tests.support.tiny_families import tiny_variety
 from tests.support.tiny_models import tiny_llama
 
 
@@ -44,8 +45,18 @@ def test_one_changed_byte_at_the_end_of_a_tensor_shows(folder: Path) -> None:
 def test_another_config_is_another_model(folder: Path) -> None:
     before = model_revision(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     assert model_revision(folder) != before
+
+
+def test_the_context_length_counts_where_rotation_depends_on_it(tmp_path: Path) -> None:
+    plain = tiny_variety(tmp_path / "plain", "llama yarn")
+    assert model_revision(plain, 50) == model_revision(plain, 128) == model_revision(plain)
+    longrope = tiny_variety(tmp_path / "longrope", "phi3 longrope")
+    assert model_revision(longrope, 33) == model_revision(longrope, 256) == model_revision(longrope)
+    assert model_revision(longrope, 32) != model_revision(longrope)
+    dynamic = tiny_variety(tmp_path / "dynamic", "llama dynamic")
+    assert len({model_revision(dynamic, length) for length in (32, 33, 100)}) == 3
 
 
 def test_corrupt_weights_have_no_revision(folder: Path) -> None:
