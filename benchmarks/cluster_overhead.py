@@ -135,7 +135,7 @@ def cluster_verdicts(pairs: Mapping[Workload, Sequence[Pair]]) -> list[Verdict]:
             speed.median >= LEAST_SPEED,
         ),
         Verdict(
-            f"whole cluster: TTFT of {LONG_PROMPT.prompt_tokens} tokens at most {MOST_TTFT}x of the bare engine's",
+            f"whole cluster, {LONG_PROMPT.prompt_tokens} tokens: TTFT at most {MOST_TTFT}x of the engine's",
             f"{ttft.text(digits=2)}",
             ttft.median <= MOST_TTFT,
         ),

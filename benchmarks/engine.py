@@ -35,7 +35,7 @@ from benchmarks.environments import InstallError
 from benchmarks.peers.catalogue import PEERS, Place, engine_settings, memory, own
 from benchmarks.peers.process import Command, RunnerError
 from benchmarks.perplexity import perplexity
-from benchmarks.rounds import Measurements, measure, started
+from benchmarks.rounds import Measurements, Sample, measure, started
 from benchmarks.weights import bytes_read_per_token
 from cluster.environment import read_environment
 from cluster.model_store.progress import silent
@@ -44,14 +44,15 @@ from cluster.model_store.store import resolve
 WIDTH = 150  # of every column, also into a file
 
 
+def _numbers(sample: Sample) -> dict[str, object]:
+    return {name: value for name, value in asdict(sample).items() if name != "token_ids"}
+
+
 def _report(found: Measurements, verdicts: list[Verdict], place: Place) -> dict[str, object]:
     """Everything that was measured, for other programs."""
     samples = {
         engine: {
-            workload.name: [
-                {k: v for k, v in asdict(sample).items() if k != "token_ids"} for sample in rounds
-            ]
-            for workload, rounds in by_workload.items()
+            workload.name: [_numbers(sample) for sample in rounds] for workload, rounds in by_workload.items()
         }
         for engine, by_workload in found.samples.items()
     }

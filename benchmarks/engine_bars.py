@@ -98,9 +98,7 @@ def speed_table(found: Measurements) -> Table:
                 workload.name,
                 engine,
                 Spread.of([sample.tokens_per_s for sample in samples]).text(),
-                Spread.of([sample.decode_per_s for sample in samples]).text()
-                if samples[0].decode_per_s
-                else "",
+                "" if workload == PREFILL else Spread.of([sample.decode_per_s for sample in samples]).text(),
                 Spread.of([sample.ttft_s for sample in samples]).text(1e3, 0),
                 ratio,
                 f"{same:.0%}".rstrip("%"),

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -113,9 +114,7 @@ def llamacpp(place: Place) -> list[Command]:
     kinds = {"F32": gguf.GGMLQuantizationType.F32, "Q8_0": gguf.GGMLQuantizationType.Q8_0}
     commands = []
     for kind, quantization in kinds.items():
-        file = place.cached(
-            f"{kind}.gguf", lambda path, kind=quantization: write_gguf(place.model_dir, path, kind)
-        )
+        file = place.cached(f"{kind}.gguf", partial(write_gguf, place.model_dir, quantization=quantization))
         arguments = (str(library), str(file), str(place.threads), LLAMA_CPP.split("==")[1])
         commands.append(Command(f"llama.cpp {kind}", Path(sys.executable), "llamacpp", arguments, {}))
     return commands
