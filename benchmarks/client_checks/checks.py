@@ -82,7 +82,6 @@ def command(arguments: Sequence[str], variables: Mapping[str, str] | None = None
     )  # fmt: skip
     print(f"$ {' '.join(arguments)}\n{done.stdout}\n{done.stderr}", file=sys.stderr)
     if done.returncode:
-        raise RuntimeError(
-            f"`{arguments[0]}` exited {done.returncode}: {(done.stderr or done.stdout)[-500:]}"
-        )
+        last = (done.stderr or done.stdout)[-500:]
+        raise RuntimeError(f"`{arguments[0]}` exited {done.returncode}: {last}")
     return done.stdout

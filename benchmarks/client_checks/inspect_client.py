@@ -69,12 +69,8 @@ def main() -> None:
         Animal.model_validate_json(log.samples[0].output.completion)
     with checks("tools"):
         # One call at least, and the turn after its result.
-        solver = [
-            use_tools(add(), tool_choice="any"),
-            generate(tool_calls="single"),
-            use_tools([]),
-            generate(),
-        ]
+        call = [use_tools(add(), tool_choice="any"), generate(tool_calls="single")]
+        solver = [*call, use_tools([]), generate()]
         config = GenerateConfig(temperature=0, max_tokens=100)
         log = run(Task(MemoryDataset([Sample("Add 2 and 3.")]), solver=solver, config=config))
         calls = [call for m in log.samples[0].messages for call in getattr(m, "tool_calls", None) or []]

@@ -62,12 +62,9 @@ def main() -> None:
         message = long.bind_tools([multiply], tool_choice="required").invoke("What is 2 times 4?")
         call = message.tool_calls[0]
         result = multiply.invoke(call["args"])
-        conversation = [
-            HumanMessage("What is 2 times 4?"),
-            message,
-            ToolMessage(str(result), tool_call_id=call["id"]),
-        ]
-        expect(chat.bind_tools([multiply]).invoke(conversation).response_metadata["finish_reason"], call)
+        said = ToolMessage(str(result), tool_call_id=call["id"])
+        found = chat.bind_tools([multiply]).invoke([HumanMessage("What is 2 times 4?"), message, said])
+        expect(found.response_metadata["finish_reason"], found)
 
 
 if __name__ == "__main__":

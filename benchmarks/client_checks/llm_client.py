@@ -42,9 +42,11 @@ def main() -> None:
         expect(llm("-m", "text", *greedy, "One, two,"), "nothing")
     with checks("schema"):
         schema = {
-            "type": "object", "properties": {"legs": {"type": "integer", "enum": [2, 4]}}, "required": ["legs"],
+            "type": "object",
+            "properties": {"legs": {"type": "integer", "enum": [2, 4]}},
+            "required": ["legs"],
             "additionalProperties": False,
-        }  # fmt: skip
+        }
         found = json.loads(llm("-m", "chat", "--no-stream", "--schema", json.dumps(schema), "A cat."))
         expect(found["legs"] in (2, 4), found)
     with checks("tools offered"):

@@ -89,9 +89,7 @@ def main() -> None:
         wanted, resps = score(folder, "kvrelay_choice", "hf", yardstick, False)
         found, own = score(folder, "kvrelay_choice", "local-completions", text, False)
         expect(found == wanted and "acc,none" in found, (found, wanted))
-        pairs = [
-            (a, b) for left, right in zip(own, resps, strict=True) for a, b in zip(left, right, strict=True)
-        ]
+        pairs = [pair for samples in zip(own, resps, strict=True) for pair in zip(*samples, strict=True)]
         expect(all(abs(a[0] - b[0]) < 1e-2 and a[1] == b[1] for a, b in pairs), pairs)
     with checks("local-completions, generation: answers equal transformers'"):
         wanted, resps = score(folder, "kvrelay_answer", "hf", yardstick, False)

@@ -156,6 +156,7 @@ def structured(checks: Checks, client: OpenAI, model: str) -> None:
         if response.choices[0].finish_reason == "stop":
             expect(isinstance(json.loads(content), dict), content)
     call: Any = None
+    tools: Any = [WEATHER]
     for name, choice in (
         ("tool_choice required", "required"),
         ("tool_choice named", {"type": "function", "function": {"name": "weather"}}),
@@ -163,21 +164,17 @@ def structured(checks: Checks, client: OpenAI, model: str) -> None:
         with checks(name):
             tool_choice: Any = choice
             response = client.chat.completions.create(
-                model=model, messages=MESSAGES, tools=[WEATHER], tool_choice=tool_choice, max_tokens=100
+                model=model, messages=MESSAGES, tools=tools, tool_choice=tool_choice, max_tokens=100
             )
-            call = (response.choices[0].message.tool_calls or [None])[0]
+            call = next(iter(response.choices[0].message.tool_calls or []), None)
             expect(call is not None and call.function.name == "weather", response)
             expect(list(json.loads(call.function.arguments)) == ["city"], call)
     with checks("streamed tool call"):
         arguments, names = "", []
-        for chunk in client.chat.completions.create(
-            model=model,
-            messages=MESSAGES,
-            tools=[WEATHER],
-            tool_choice="required",
-            stream=True,
-            max_tokens=100,
-        ):
+        stream: Any = client.chat.completions.create(
+            model=model, messages=MESSAGES, tools=tools, tool_choice="required", stream=True, max_tokens=100
+        )
+        for chunk in stream:
             for delta in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
                 if delta.function is not None:
                     names += [delta.function.name] if delta.function.name else []
@@ -189,7 +186,7 @@ def structured(checks: Checks, client: OpenAI, model: str) -> None:
             {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
             {"role": "tool", "tool_call_id": call.id, "content": "Sunny."},
         ]
-        response = client.chat.completions.create(model=model, messages=messages, tools=[WEATHER], **GREEDY)
+        response = client.chat.completions.create(model=model, messages=messages, tools=tools, **GREEDY)
         expect(response.choices[0].finish_reason, response)
 
 
