@@ -13,7 +13,9 @@ class AttentionBackend(Protocol):
     """Causal grouped-query attention over the paged pool.
 
     A backend is made once for each model and may keep preallocated buffers; `begin` is called once a
-    step, `attend` once a layer.
+    step, `attend` once a layer. It honours what the model's config says of attention: the scale, the soft
+    cap, and for each layer the window. Blocks wholly behind the window of all of a sequence's new tokens
+    do not matter in that layer, whatever its block table names there.
     """
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
@@ -30,6 +32,6 @@ class AttentionBackend(Protocol):
             value: [T, kv_heads, head_dim].
 
         Returns:
-            [T, heads * head_dim].
+            [T, heads * head_dim], in memory that the next call may overwrite.
         """
         ...

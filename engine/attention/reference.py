@@ -10,10 +10,13 @@ from engine.models.config import ModelConfig
 
 
 class ReferenceAttention:
-    """Follows the definition: softmax(q k / sqrt(head_dim)) v over a token's own past."""
+    """Follows the definition: softmax(softcap(scale * q k)) v over a token's past or its window."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._group = config.num_heads // config.num_kv_heads
+        self._scale = config.attention_scale
+        self._softcap = config.attention_softcap
+        self._windows = config.windows
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
         """Keeps the step's batch and pool."""
@@ -37,10 +40,13 @@ class ReferenceAttention:
             keys = pool[blocks, 0, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             values = pool[blocks, 1, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             for token in range(start, end):
-                visible = context - (end - 1 - token)
-                scores = torch.einsum("hd,chd->hc", query[token].float(), keys[:visible])
-                weights = torch.softmax(scores * query.shape[-1] ** -0.5, dim=-1)
-                output[token] = torch.einsum("hc,chd->hd", weights, values[:visible]).to(query.dtype)
+                last = context - (end - 1 - token)
+                first = max(0, last - self._windows[layer]) if self._windows[layer] else 0
+                scores = torch.einsum("hd,chd->hc", query[token].float(), keys[first:last]) * self._scale
+                if self._softcap:
+                    scores = self._softcap * torch.tanh(scores / self._softcap)
+                weights = torch.softmax(scores, dim=-1)
+                output[token] = torch.einsum("hc,chd->hd", weights, values[first:last]).to(query.dtype)
         return output.flatten(1)
 
 

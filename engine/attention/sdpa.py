@@ -4,7 +4,9 @@ Blocks are gathered into buffers that live as long as the backend, by one `index
 (block_size * head_dim) numbers; the row order is chosen such that what is gathered already lies as
 [K/V, sequence, kv_head, position, head_dim]. Decodes of like length share one call, their grouped query
 heads folded into the query dimension; each prefill chunk has a call of its own. A chunk that begins its
-sequence attends to its own keys without gathering.
+sequence attends to its own keys without gathering. Layers with a window gather only the blocks that it
+reaches; layers of one window share their plan. Soft-capped scores, which the fused form does not know, are
+computed step by step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class _Gathered:
         block_rows: [2 * b * kv_heads * blocks] rows of the pool that layer 0 gathers.
         sequences: b.
         num_keys: keys that each sequence attends to, padding included.
-        mask: added to the scores, broadcastable to [b, heads, queries, num_keys]; None where all is seen.
+        mask: added to the scores, [b, 1, queries, num_keys]; None where all is seen.
         is_decode: one query a sequence.
     """
 
@@ -45,10 +47,28 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True)
 class _Fresh:
-    """A chunk [start, end) of the flat batch that begins its sequence."""
+    """A chunk [start, end) of the flat batch that begins its sequence; causal where `mask` is None."""
 
     start: int
     end: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What a sequence's new tokens see of it in layers of one window.
+
+    Attributes:
+        sequence: index in the batch.
+        first_block: of its block table, the first that any new token sees.
+        keys: positions from the start of that block to the end of the context.
+        hidden: positions at the start of that block that even the first new token does not see.
+    """
+
+    sequence: int
+    first_block: int
+    keys: int
+    hidden: int
 
 
 class SdpaAttention:
@@ -58,10 +78,13 @@ class SdpaAttention:
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
+        self._scale = config.attention_scale
+        self._softcap = config.attention_softcap
+        self._windows = config.windows
         self._buffer = torch.empty(0)
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
-        """Plans the step's calls, their rows and masks, which all layers share."""
+        """Plans the step's calls, their rows and masks, which all layers of a window share."""
         block_size = kv.shape[4]
         self._block_size = block_size
         self._token_rows = kv.view(-1, self._head_dim)
@@ -71,7 +94,11 @@ class SdpaAttention:
         blocks, offsets = batch.slots // block_size, batch.slots % block_size
         rows = (blocks * self._rows_per_block)[:, None] + self._heads_range
         self._write_rows = (rows * block_size + offsets[:, None]).flatten()
-        self._calls = self._plan(batch, kv.dtype)
+        longest = max(batch.context_lens, default=0)
+        self._plans = {
+            window: self._plan(batch, kv.dtype, window if window < longest else 0)
+            for window in set(self._windows)
+        }
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Stores key and value, then attends; see `AttentionBackend`."""
@@ -80,7 +107,7 @@ class SdpaAttention:
             rows = self._write_rows + (first + index * self._kv_heads) * self._block_size
             self._token_rows.index_copy_(0, rows, tensor.reshape(-1, self._head_dim))
         output = query.new_empty(query.shape[0], self._heads * self._head_dim)
-        for call in self._calls:
+        for call in self._plans[self._windows[layer]]:
             if isinstance(call, _Fresh):
                 output[call.start : call.end] = self._attend_fresh(call, query, key, value)
                 continue
@@ -94,12 +121,12 @@ class SdpaAttention:
     def _attend_fresh(
         self, call: _Fresh, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        attended = functional.scaled_dot_product_attention(
+        attended = self._dot_products(
             _heads_first(query[call.start : call.end]),
             _heads_first(key[call.start : call.end]),
             _heads_first(value[call.start : call.end]),
-            is_causal=True,
-            enable_gqa=self._heads != self._kv_heads,
+            call.mask,
+            is_causal=call.mask is None,
         )
         return attended[0].transpose(0, 1).flatten(1)
 
@@ -109,16 +136,37 @@ class SdpaAttention:
         rows = query if call.rows is None else query.index_select(0, call.rows)
         if call.is_decode:
             folded = rows.view(call.sequences, self._kv_heads, -1, self._head_dim)
-            attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=call.mask)
-            return attended.reshape(call.sequences, -1)
-        attended = functional.scaled_dot_product_attention(
-            _heads_first(rows),
-            keys,
-            values,
-            attn_mask=call.mask,
-            enable_gqa=self._heads != self._kv_heads,
-        )
+            return self._dot_products(folded, keys, values, call.mask).reshape(call.sequences, -1)
+        attended = self._dot_products(_heads_first(rows), keys, values, call.mask)
         return attended[0].transpose(0, 1).flatten(1)
+
+    def _dot_products(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool = False,
+    ) -> torch.Tensor:
+        """Attention of [b, heads, n, head_dim] over [b, kv_heads, m, head_dim]."""
+        if not self._softcap:
+            return functional.scaled_dot_product_attention(
+                query,
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=is_causal,
+                scale=self._scale,
+                enable_gqa=query.shape[1] != keys.shape[1],
+            )
+        b, heads, n, head_dim = query.shape
+        grouped = query.reshape(b, keys.shape[1], -1, head_dim)
+        scores = grouped @ keys.transpose(2, 3) * self._scale
+        scores = torch.tanh(scores / self._softcap) * self._softcap
+        if mask is not None:
+            scores = (scores.view(b, heads, n, -1) + mask).view(scores.shape)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return (weights @ values).view(b, heads, n, head_dim)
 
     def _gather(self, call: _Gathered, first_row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, each [b, kv_heads, num_keys, head_dim]."""
@@ -131,79 +179,103 @@ class SdpaAttention:
         keys, values = shaped[:, :, :, : call.num_keys].unbind(0)
         return keys, values
 
-    def _plan(self, batch: ForwardBatch, dtype: torch.dtype) -> list[_Gathered | _Fresh]:
+    def _plan(self, batch: ForwardBatch, dtype: torch.dtype, window: int) -> list[_Gathered | _Fresh]:
         calls: list[_Gathered | _Fresh] = []
-        decodes: list[int] = []
+        decodes: list[_Reach] = []
         for sequence, context in enumerate(batch.context_lens):
             start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+            reach = self._reach(sequence, context, end - start, window)
             if end - start == context:
-                calls.append(_Fresh(start, end))
+                # The fused form is causal by itself, but knows neither windows nor soft caps.
+                masked = self._softcap or 0 < window < context
+                calls.append(_Fresh(start, end, self._mask(batch, reach, dtype, window) if masked else None))
             elif end - start == 1:
-                decodes.append(sequence)
+                decodes.append(reach)
             else:
-                calls.append(self._plan_chunk(batch, sequence, dtype))
-        calls += [self._plan_decodes(batch, group, dtype) for group in self._group(batch, decodes)]
+                calls.append(self._plan_chunk(batch, reach, dtype, window))
+        calls += [self._plan_decodes(batch, group, dtype) for group in self._group(decodes)]
         return calls
+
+    def _reach(self, sequence: int, context: int, queries: int, window: int) -> _Reach:
+        first = max(0, context - queries + 1 - window) if window else 0
+        first_block = first // self._block_size
+        start = first_block * self._block_size
+        return _Reach(sequence, first_block, context - start, first - start)
 
     def _num_blocks(self, num_keys: int) -> int:
         return -(-num_keys // self._block_size)
 
-    def _group(self, batch: ForwardBatch, decodes: list[int]) -> list[list[int]]:
-        """Splits decodes, by ascending length, into groups with little padding each."""
-        groups: list[list[int]] = []
+    def _group(self, decodes: list[_Reach]) -> list[list[_Reach]]:
+        """Splits decodes, by ascending number of keys, into groups with little padding each."""
+        groups: list[list[_Reach]] = []
         longest = padding = 0
-        for sequence in sorted(decodes, key=lambda sequence: batch.context_lens[sequence]):
-            blocks = self._num_blocks(batch.context_lens[sequence])
+        for reach in sorted(decodes, key=lambda reach: reach.keys):
+            blocks = self._num_blocks(reach.keys)
             more = (blocks - longest) * len(groups[-1]) if groups else 0
             if not groups or padding + more > _MAX_PADDING_BLOCKS:
                 groups.append([])
                 padding = more = 0
-            groups[-1].append(sequence)
+            groups[-1].append(reach)
             padding += more
             longest = blocks
         # In batch order, a group of the whole batch needs no gathering of its queries.
-        return [sorted(group) for group in groups]
+        return [sorted(group, key=lambda reach: reach.sequence) for group in groups]
 
     def _rows_of_blocks(self, tables: torch.Tensor) -> torch.Tensor:
         """Rows of the pool that layer 0 gathers for block tables [b, blocks], in [2, b, kv_heads, blocks]."""
         heads = self._heads_range[:, None] + tables[:, None] * self._rows_per_block
         return torch.stack((heads, heads + self._kv_heads)).flatten()
 
-    def _plan_decodes(self, batch: ForwardBatch, group: list[int], dtype: torch.dtype) -> _Gathered:
+    def _tables(self, batch: ForwardBatch, group: list[_Reach], num_blocks: int) -> torch.Tensor:
+        """The reached part of the block tables, [b, num_blocks]; what pads it lies in any block."""
+        rows = batch.block_tables[[reach.sequence for reach in group]]
+        if not any(reach.first_block for reach in group):
+            return rows[:, :num_blocks]
+        firsts = torch.tensor([reach.first_block for reach in group], device=rows.device)
+        columns = firsts[:, None] + torch.arange(num_blocks, device=rows.device)
+        return rows.gather(1, columns.clamp_(max=rows.shape[1] - 1))
+
+    def _plan_decodes(self, batch: ForwardBatch, group: list[_Reach], dtype: torch.dtype) -> _Gathered:
         device = batch.block_tables.device
-        lengths = [batch.context_lens[sequence] for sequence in group]
-        longest = max(lengths)
+        longest = max(reach.keys for reach in group)
         mask = None
-        if min(lengths) != longest:
-            hidden = torch.arange(longest, device=device) >= torch.tensor(lengths, device=device)[:, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-            mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None]
-        tables = batch.block_tables[group, : self._num_blocks(longest)]
-        rows = [batch.query_starts[sequence] for sequence in group]
+        if any(reach.hidden or reach.keys != longest for reach in group):
+            bounds = torch.tensor([(reach.hidden, reach.keys) for reach in group], device=device)
+            positions = torch.arange(longest, device=device)
+            unseen = (positions < bounds[:, :1]) | (positions >= bounds[:, 1:])
+            mask = torch.zeros(unseen.shape, dtype=dtype, device=device)
+            mask = mask.masked_fill_(unseen, -torch.inf)[:, None, None]
+        rows = [batch.query_starts[reach.sequence] for reach in group]
         whole = len(group) == batch.query_starts[-1]
         return _Gathered(
             rows=None if whole else torch.tensor(rows, device=device),
-            block_rows=self._rows_of_blocks(tables),
+            block_rows=self._rows_of_blocks(self._tables(batch, group, self._num_blocks(longest))),
             sequences=len(group),
             num_keys=longest,
             mask=mask,
             is_decode=True,
         )
 
-    def _plan_chunk(self, batch: ForwardBatch, sequence: int, dtype: torch.dtype) -> _Gathered:
-        device = batch.block_tables.device
-        start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
-        queries, keys = end - start, batch.context_lens[sequence]
-        mask = torch.full((queries, keys), -torch.inf, dtype=dtype, device=device)
-        tables = batch.block_tables[sequence : sequence + 1, : self._num_blocks(keys)]
+    def _plan_chunk(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> _Gathered:
+        start, end = batch.query_starts[reach.sequence], batch.query_starts[reach.sequence + 1]
         return _Gathered(
-            rows=torch.arange(start, end, device=device),
-            block_rows=self._rows_of_blocks(tables),
+            rows=torch.arange(start, end, device=batch.block_tables.device),
+            block_rows=self._rows_of_blocks(self._tables(batch, [reach], self._num_blocks(reach.keys))),
             sequences=1,
-            num_keys=keys,
-            mask=mask.triu_(keys - queries + 1),
+            num_keys=reach.keys,
+            mask=self._mask(batch, reach, dtype, window),
             is_decode=False,
         )
+
+    def _mask(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> torch.Tensor:
+        """What a chunk's tokens do not see of the keys that the chunk reaches, [1, 1, queries, keys]."""
+        queries = batch.query_starts[reach.sequence + 1] - batch.query_starts[reach.sequence]
+        before = reach.keys - queries
+        mask = torch.full((queries, reach.keys), -torch.inf, dtype=dtype, device=batch.block_tables.device)
+        unseen = mask.triu(before + 1)
+        if window:
+            unseen += mask.tril(before - window)
+        return unseen[None, None]
 
 
 def _heads_first(tokens: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ there is never read.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -66,8 +67,18 @@ def allocate_pool(
     blocks = num_blocks + SCRATCH_BLOCKS
     size = blocks * block_bytes(config, block_size, dtype)
     try:
-        raw = torch.zeros(size + mmap.PAGESIZE, dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # torch's allocators raise no narrower type
+        raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+    # torch's allocators raise no narrower type; mmap raises one of the others.
+    except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
-    start = -raw.data_ptr() % mmap.PAGESIZE
-    return raw[start : start + size].view(dtype).view(_shape(config, blocks, block_size))
+    return raw.view(dtype).view(_shape(config, blocks, block_size))
+
+
+def _mapped(size: int) -> torch.Tensor:
+    """Zeroed pages of the host, huge ones where the system has them: attention reads all over the pool."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

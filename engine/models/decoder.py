@@ -13,28 +13,47 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
-from engine.ops.base import Activation, Linear, Norm, Ops
+from engine.models.moe import ExpertsWeights, run_experts
+from engine.models.rotary import Rotary
+from engine.ops.base import HeadNorms, Linear, Norm, Ops
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. H hidden, Q heads * head_dim, K kv_heads * head_dim, I intermediate.
+class FeedForwardWeights:
+    """One gated feed-forward. H hidden, I intermediate.
 
     Attributes:
-        input_norm: over H.
-        qkv: H to Q + 2 K, biased where the model is.
-        output: Q to H.
-        post_attention_norm: over H.
         gate_up: H to 2 I.
         down: I to H.
     """
 
-    input_norm: Norm
-    qkv: Linear
-    output: Linear
-    post_attention_norm: Norm
     gate_up: Linear
     down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. H hidden, Q heads * head_dim, K kv_heads * head_dim.
+
+    Attributes:
+        input_norm: over H.
+        qkv: H to Q + 2 K.
+        head_norms: over single query and key heads; None where the family has none.
+        output: Q to H.
+        attention_post_norm: of attention's result, over H; None where the family has none.
+        feed_forward_norm: over H.
+        feed_forward: of the layer, or its experts.
+        feed_forward_post_norm: of the feed-forward's result, over H; None where the family has none.
+    """
+
+    input_norm: Norm
+    qkv: Linear
+    head_norms: HeadNorms | None
+    output: Linear
+    attention_post_norm: Norm | None
+    feed_forward_norm: Norm
+    feed_forward: FeedForwardWeights | ExpertsWeights
+    feed_forward_post_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +66,6 @@ class DecoderWeights:
     lm_head: Linear
 
 
-class Rotary:
-    """Angles of rotary position embedding."""
-
-    def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        self._inverse_frequencies = (1.0 / theta**exponents).to(device)
-
-    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine for positions [T], each [T, head_dim / 2], fp32."""
-        angles = positions[:, None].float() * self._inverse_frequencies
-        return angles.cos(), angles.sin()
-
-
 class Decoder:
     """A decoder-only model over a paged KV pool; implements `engine.models.base.CausalLM`."""
 
@@ -70,7 +76,9 @@ class Decoder:
         self._weights = weights
         self._ops = ops
         self._attention = attention
-        self._rotary = Rotary(config.head_dim, config.rope_theta, weights.embedding.device)
+        self._rotary = Rotary(config.ropes, weights.embedding.device)
+        # Rounded to the embedding's dtype before it is applied, as these models were trained.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(weights.embedding.dtype))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
@@ -78,21 +86,46 @@ class Decoder:
 
         `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
         """
-        config, ops = self.config, self._ops
         hidden = self._weights.embedding.index_select(0, batch.token_ids)
-        cos, sin = self._rotary.angles(batch.positions)
+        if self._embedding_scale != 1.0:
+            hidden *= self._embedding_scale
+        angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
-        keys_at = config.num_heads
-        values_at = config.num_heads + config.num_kv_heads
         for index, layer in enumerate(self._weights.layers):
-            qkv = ops.linear(hidden, layer.qkv, norm=layer.input_norm)
-            heads = qkv.view(hidden.shape[0], -1, config.head_dim)
-            ops.rotate(heads, cos, sin, config.num_heads, config.num_kv_heads)
-            attended = self._attention.attend(
-                index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
-            )
-            ops.linear(attended, layer.output, residual=hidden)
-            gate_up = ops.linear(hidden, layer.gate_up, norm=layer.post_attention_norm)
-            ops.linear(ops.gated(gate_up, Activation.SILU), layer.down, residual=hidden)
+            self._attend(index, layer, hidden, *angles[index])
+            self._feed_forward(layer, hidden)
         last = hidden.index_select(0, batch.logits_rows)
-        return ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm).float()
+        logits = self._ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm)
+        softcap = self.config.logit_softcap
+        return (logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits).float()
+
+    def _attend(
+        self, index: int, layer: LayerWeights, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> None:
+        """Adds the layer's attention to `hidden`, [T, H]."""
+        config, ops = self.config, self._ops
+        qkv = ops.linear(hidden, layer.qkv, norm=layer.input_norm)
+        heads = qkv.view(hidden.shape[0], -1, config.head_dim)
+        ops.rotate(heads, cos, sin, config.num_heads, config.num_kv_heads, layer.head_norms)
+        keys_at, values_at = config.num_heads, config.num_heads + config.num_kv_heads
+        attended = self._attention.attend(
+            index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
+        )
+        self._project(attended, layer.output, layer.attention_post_norm, hidden)
+
+    def _feed_forward(self, layer: LayerWeights, hidden: torch.Tensor) -> None:
+        """Adds the layer's feed-forward to `hidden`, [T, H]."""
+        ops, weights, activation = self._ops, layer.feed_forward, self.config.activation
+        if isinstance(weights, ExpertsWeights):
+            hidden += run_experts(ops, weights, ops.rms_norm(hidden, layer.feed_forward_norm), activation)
+            return
+        gate_up = ops.linear(hidden, weights.gate_up, norm=layer.feed_forward_norm)
+        self._project(ops.gated(gate_up, activation), weights.down, layer.feed_forward_post_norm, hidden)
+
+    def _project(
+        self, inner: torch.Tensor, linear: Linear, post_norm: Norm | None, hidden: torch.Tensor
+    ) -> None:
+        if post_norm is None:
+            self._ops.linear(inner, linear, residual=hidden)
+        else:
+            hidden += self._ops.rms_norm(self._ops.linear(inner, linear), post_norm)

@@ -6,14 +6,35 @@ the computation and is not computed must be refused here by name, never skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.models.config import ModelConfig
+from engine.models.config import Experts, ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
+from engine.models.fields import RawConfig, boolean, positive_float, positive_int, require_neutral
+from engine.models.rope import DEFAULT_THETA, merged_settings, read_rope
+from engine.ops.base import Activation
 
-RawConfig = Mapping[str, object]
-_DEFAULT_ROPE_THETA = 10000.0
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """What a family reads a ModelConfig from.
+
+    Attributes:
+        raw: config.json.
+        eos_token_ids: the ids that end an answer.
+        context_length: most tokens that a context is to have; 0 is the model's own limit.
+    """
+
+    raw: RawConfig
+    eos_token_ids: frozenset[int]
+    context_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +44,43 @@ class Family:
     Attributes:
         model_type: config.json's `model_type`.
         architectures: the names in config.json's `architectures` that this family computes.
-        read_config: maps config.json and the EOS ids to a ModelConfig. Raises UnsupportedModelError,
+        read_config: makes a ModelConfig of what config.json says. Raises UnsupportedModelError,
             CheckpointError.
     """
 
     model_type: str
     architectures: frozenset[str]
-    read_config: Callable[[RawConfig, frozenset[int]], ModelConfig]
+    read_config: Callable[[ConfigSource], ModelConfig]
 
 
 def read_decoder_config(
-    raw: RawConfig, eos_token_ids: frozenset[int], *, family: str, qkv_bias: bool
+    source: ConfigSource,
+    *,
+    family: str,
+    activation_key: str = "hidden_act",
+    default_theta: float = DEFAULT_THETA,
+    partial_rotary: bool = False,
 ) -> ModelConfig:
-    """Reads what Llama-like decoders have in common.
+    """Reads what decoders have in common; all layers attend to the whole context.
+
+    Args:
+        source: config.json, with what the family means where a key is left out, and what belongs to it.
+        family: name for error messages.
+        activation_key: the key that names the activation.
+        default_theta: the rotary base where the file names none.
+        partial_rotary: whether the family rotates a part of each head where the file says so.
 
     Raises:
-        UnsupportedModelError: rope scaling, quantized weights, sliding windows or another activation.
+        UnsupportedModelError: quantized weights, or a rotary embedding or an activation that is not computed.
         CheckpointError: a value is missing or makes no sense.
     """
-    _refuse_unsupported(raw)
+    raw = source.raw
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedModelError("config.json: quantization_config is not supported")
     hidden = positive_int(raw, "hidden_size")
     heads = positive_int(raw, "num_attention_heads")
     kv_heads = positive_int(raw, "num_key_value_heads", heads)
+    layers = positive_int(raw, "num_hidden_layers")
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads")
     if raw.get("head_dim") is None and hidden % heads:
@@ -52,95 +88,117 @@ def read_decoder_config(
     head_dim = positive_int(raw, "head_dim", hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim {head_dim} is odd, which rotary embedding cannot be")
+    require_neutral(raw, {"rope_interleaved": False})
+    rope_settings = merged_settings(raw, default_theta)
+    if not partial_rotary:
+        require_neutral(rope_settings, {"partial_rotary_factor": 1.0})
+    rope, limit = read_rope(
+        rope_settings,
+        head_dim=head_dim,
+        max_position_embeddings=positive_int(raw, "max_position_embeddings"),
+        context_length=source.context_length,
+    )
     bos = raw.get("bos_token_id")
     return ModelConfig(
         family=family,
         vocab_size=positive_int(raw, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive_int(raw, "intermediate_size"),
-        num_layers=positive_int(raw, "num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=positive_int(raw, "max_position_embeddings"),
-        rms_norm_eps=_positive_float(raw, "rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(raw),
-        # transformers' default for this key is the same for both families.
-        tie_word_embeddings=_boolean(raw, "tie_word_embeddings", False),
-        qkv_bias=qkv_bias,
-        eos_token_ids=eos_token_ids,
+        max_position_embeddings=limit,
+        rms_norm_eps=positive_float(raw, "rms_norm_eps", 1e-6),
+        attention_scale=head_dim**-0.5,
+        windows=(0,) * layers,
+        ropes=(rope,) * layers,
+        tie_word_embeddings=boolean(raw, "tie_word_embeddings", False),
+        eos_token_ids=source.eos_token_ids,
         bos_token_id=bos if isinstance(bos, int) else None,
+        activation=_activation(raw, activation_key),
     )
 
 
-def require_neutral(raw: RawConfig, neutral: Mapping[str, object]) -> None:
-    """Raises UnsupportedModelError where a key is set to something else than None or its neutral value."""
-    for key, value in neutral.items():
-        found = raw.get(key)
-        if found is not None and found != value:
-            raise UnsupportedModelError(f"config.json: {key} = {found!r} is not supported, only {value!r}")
+def read_experts(
+    raw: RawConfig, count_key: str, size_key: str, normalized: bool, layers: Iterable[int]
+) -> Experts:
+    """Reads a mixture of experts.
+
+    Args:
+        raw: config.json.
+        count_key: names the experts of a layer.
+        size_key: names the intermediate size of one.
+        normalized: whether the weights of a token's experts are made to sum to 1.
+        layers: those that have experts.
+
+    Raises:
+        CheckpointError: a value that makes no sense.
+    """
+    count, per_token = positive_int(raw, count_key), positive_int(raw, "num_experts_per_tok")
+    if per_token > count:
+        raise CheckpointError(f"config.json: a token cannot go to {per_token} of {count} experts")
+    return Experts(count, per_token, positive_int(raw, size_key), normalized, frozenset(layers))
 
 
-def positive_int(raw: RawConfig, key: str, default: int | None = None) -> int:
-    """Reads a count; absent or null gives the default. Raises CheckpointError."""
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r}")
-    return value
+def uniform_window(raw: RawConfig, num_layers: int, absent: int | None) -> tuple[int, ...]:
+    """Windows of a family whose layers all have `sliding_window`, or none where it is null.
+
+    Args:
+        raw: config.json.
+        num_layers: of the model.
+        absent: the window where the key is left out.
+
+    Raises:
+        UnsupportedModelError: `layer_types` asks for a mixture.
+        CheckpointError: no positive integer.
+    """
+    window = 0
+    if raw.get("sliding_window", absent) is not None:
+        window = positive_int(raw, "sliding_window", absent)
+    require_layer_types(raw, SLIDING if window else FULL)
+    return (window,) * num_layers
 
 
-def _positive_float(raw: RawConfig, key: str, default: float) -> float:
-    value = raw.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r}")
-    return float(value)
-
-
-def _boolean(raw: RawConfig, key: str, default: bool) -> bool:
-    value = raw.get(key, default)
-    if not isinstance(value, bool):
-        raise CheckpointError(f"config.json: {key} must be true or false, not {value!r}")
-    return value
-
-
-def _refuse_unsupported(raw: RawConfig) -> None:
-    require_neutral(
-        raw,
-        {"hidden_act": "silu", "mlp_bias": False, "rope_interleaved": False, "partial_rotary_factor": 1.0},
-    )
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModelError("config.json: quantization_config is not supported")
+def require_layer_types(raw: RawConfig, only: str) -> None:
+    """Raises UnsupportedModelError where `layer_types` names another type than `only`."""
     layer_types = raw.get("layer_types")
-    if isinstance(layer_types, list):
-        for layer_type in layer_types:
-            if layer_type != "full_attention":
-                raise UnsupportedModelError(f"config.json: layer type {layer_type!r} is not supported")
+    for layer_type in layer_types if isinstance(layer_types, list) else []:
+        if layer_type != only:
+            raise UnsupportedModelError(f"config.json: layer type {layer_type!r} is not supported")
 
 
-def _rope_theta(raw: RawConfig) -> float:
-    """Reads the rotary base from `rope_parameters` (transformers 5) or `rope_theta` (4); refuses scaling."""
-    theta: float | None = None
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = raw.get(key)
-        if rope is None:
-            continue
-        if not isinstance(rope, dict):
-            raise CheckpointError(f"config.json: {key} must be an object, not {rope!r}")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise UnsupportedModelError(
-                f"config.json: {key} of type {kind!r} is not supported, only 'default'"
-            )
-        extra = rope.keys() - {"rope_type", "type", "rope_theta"}
-        if extra:
-            raise UnsupportedModelError(f"config.json: {key} has {', '.join(sorted(extra))}: not supported")
-        if "rope_theta" in rope:
-            theta = _positive_float(rope, "rope_theta", 0.0)
-    if raw.get("rope_theta") is None:
-        return _DEFAULT_ROPE_THETA if theta is None else theta
-    plain = _positive_float(raw, "rope_theta", _DEFAULT_ROPE_THETA)
-    if theta is not None and plain != theta:
-        raise CheckpointError(f"config.json: rope_theta is {plain} in one place and {theta} in another")
-    return plain
+def mixed_windows(raw: RawConfig, window: int, absent: list[str]) -> tuple[tuple[int, ...], list[str]]:
+    """Windows of a family that mixes layers.
+
+    Args:
+        raw: config.json.
+        window: of the sliding layers; 0 where the model has none.
+        absent: the types of the layers where `layer_types` is left out.
+
+    Returns:
+        Windows and types, one for each layer.
+
+    Raises:
+        UnsupportedModelError: another type than full and sliding attention.
+        CheckpointError: not one type for each layer, or sliding layers without a window.
+    """
+    types = raw.get("layer_types")
+    if types is None:
+        types = absent
+    if not isinstance(types, list) or len(types) != len(absent):
+        raise CheckpointError(f"config.json: layer_types must name {len(absent)} layers, not {types!r}")
+    for layer_type in types:
+        if layer_type not in (FULL, SLIDING):
+            raise UnsupportedModelError(f"config.json: layer type {layer_type!r} is not supported")
+    if SLIDING in types and not window:
+        raise CheckpointError(f"config.json: layer_types has {SLIDING!r}, but there is no sliding window")
+    return tuple(window if layer_type == SLIDING else 0 for layer_type in types), types
+
+
+def _activation(raw: RawConfig, key: str) -> Activation:
+    name = raw.get(key) or "silu"
+    if name not in _ACTIVATIONS:
+        supported = ", ".join(map(repr, _ACTIVATIONS))
+        raise UnsupportedModelError(f"config.json: {key} = {name!r} is not supported, only {supported}")
+    return _ACTIVATIONS[str(name)]

@@ -1,15 +1,23 @@
-"""Llama and the models that kept its architecture: no biases."""
+"""Llama 2 and 3, and the models that kept their architecture."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.models.config import ModelConfig
-from engine.models.family import Family, RawConfig, read_decoder_config, require_neutral
+from engine.models.family import FULL, ConfigSource, Family, read_decoder_config, require_layer_types
+from engine.models.fields import boolean
 
 
-def _read_config(raw: RawConfig, eos_token_ids: frozenset[int]) -> ModelConfig:
-    # With attention_bias Llama biases the output projection too, which the decoder does not compute.
-    require_neutral(raw, {"attention_bias": False})
-    return read_decoder_config(raw, eos_token_ids, family="llama", qkv_bias=False)
+def _read_config(source: ConfigSource) -> ModelConfig:
+    require_layer_types(source.raw, FULL)
+    biased = boolean(source.raw, "attention_bias", False)
+    return replace(
+        read_decoder_config(source, family="llama"),
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=boolean(source.raw, "mlp_bias", False),
+    )
 
 
 FAMILY = Family("llama", frozenset({"LlamaForCausalLM"}), _read_config)

@@ -13,11 +13,23 @@ from safetensors import SafetensorError, safe_open
 from engine.attention.registry import create_backend
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
 from engine.models.errors import CheckpointError, ModelError
+from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
-from engine.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, check_weights
-from engine.ops.base import Norm, Ops
+from engine.models.weights import (
+    DOWN,
+    EMBEDDING,
+    FINAL_NORM,
+    INPUT_NORM,
+    KEY_NORM,
+    LM_HEAD,
+    OUTPUT,
+    QUERY_NORM,
+    check_weights,
+    layer_prefix,
+)
+from engine.ops.base import HeadNorms, Linear, Norm, Ops
 from engine.ops.registry import create_ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,6 +49,7 @@ def load_model(
     ops: str = "torch",
     attention_backend: str = "sdpa",
     device: str = "cpu",
+    context_length: int = 0,
 ) -> Decoder:
     """Loads config and weights and makes the model's attention backend.
 
@@ -46,13 +59,15 @@ def load_model(
         ops: name in `engine.ops.registry`.
         attention_backend: file name in `engine/attention/`.
         device: torch device.
+        context_length: most tokens that a context is to have; 0 is the model's own limit. Some rotary
+            embeddings depend on it.
 
     Raises:
         ModelError: unsupported dtype, family or setting; weights missing, unknown, misshapen or corrupt.
         ValueError: no such ops or attention backend.
     """
     kind = torch_dtype(dtype)
-    config = read_config(model_dir)
+    config = read_config(model_dir, context_length)
     arithmetic = create_ops(ops)
     attention = create_backend(attention_backend, config)
     checkpoint = read_checkpoint(model_dir)
@@ -90,6 +105,17 @@ class _Reader:
         parts = [self._require(name) for name in names]
         return torch.cat(parts).to(self._device, self._dtype)
 
+    def norm(self, name: str, config: ModelConfig) -> Norm:
+        """A norm by its module's name.
+
+        One whose weights are stored as an offset stays in fp32: the sum has more digits than bf16 holds, and
+        the families that store it so multiply before they round.
+        """
+        weight = self._require(f"{name}.weight").to(self._device)
+        if config.norm_offset:
+            return Norm(weight.float() + config.norm_offset, config.rms_norm_eps)
+        return Norm(weight.to(self._dtype), config.rms_norm_eps)
+
     def _require(self, name: str) -> torch.Tensor:
         tensor = self.stored(name)
         if tensor is None:
@@ -101,27 +127,46 @@ def _assemble(config: ModelConfig, reader: _Reader, ops: Ops) -> DecoderWeights:
     embedding = reader.plain(EMBEDDING)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, reader, ops, f"model.layers.{i}.") for i in range(config.num_layers)),
-        final_norm=Norm(reader.plain(FINAL_NORM), config.rms_norm_eps),
+        layers=tuple(_layer(config, reader, ops, layer) for layer in range(config.num_layers)),
+        final_norm=reader.norm(FINAL_NORM, config),
         lm_head=ops.pack(_lm_head(config, reader, embedding)),
     )
 
 
-def _layer(config: ModelConfig, reader: _Reader, ops: Ops, prefix: str) -> LayerWeights:
-    def join(block: str, parts: Sequence[str], suffix: str = "weight") -> torch.Tensor:
-        return reader.plain(*(f"{prefix}{block}.{part}_proj.{suffix}" for part in parts))
+def _layer(config: ModelConfig, reader: _Reader, ops: Ops, layer: int) -> LayerWeights:
+    prefix, layout = layer_prefix(layer), config.layout
+
+    def linear(modules: Sequence[str], biased: bool = False) -> Linear:
+        bias = reader.plain(*(f"{prefix}{module}.bias" for module in modules)) if biased else None
+        return ops.pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
 
     def norm(name: str) -> Norm:
-        return Norm(reader.plain(f"{prefix}{name}.weight"), config.rms_norm_eps)
+        return reader.norm(prefix + name, config)
 
-    bias = join("self_attn", "qkv", "bias") if config.qkv_bias else None
+    feed_forward: FeedForwardWeights | ExpertsWeights
+    experts = config.experts
+    if experts is not None and layer in experts.layers:
+        modules = [layout.expert_modules(expert) for expert in range(experts.count)]
+        feed_forward = ExpertsWeights(
+            router=reader.plain(f"{prefix}{layout.router}.weight").t().contiguous(),
+            gate_up=tuple(linear((gate, up)) for gate, up, _ in modules),
+            down=tuple(linear((down,)) for _, _, down in modules),
+            per_token=experts.per_token,
+            normalized=experts.normalized,
+        )
+    else:
+        feed_forward = FeedForwardWeights(
+            gate_up=linear(layout.gate_up, config.mlp_bias), down=linear((DOWN,), config.mlp_bias)
+        )
     return LayerWeights(
-        input_norm=norm("input_layernorm"),
-        qkv=ops.pack(join("self_attn", "qkv"), bias),
-        output=ops.pack(join("self_attn", "o")),
-        post_attention_norm=norm("post_attention_layernorm"),
-        gate_up=ops.pack(join("mlp", ("gate", "up"))),
-        down=ops.pack(join("mlp", ("down",))),
+        input_norm=norm(INPUT_NORM),
+        qkv=linear(layout.qkv, config.qkv_bias),
+        head_norms=HeadNorms(norm(QUERY_NORM), norm(KEY_NORM)) if config.head_norms else None,
+        output=linear((OUTPUT,), config.output_bias),
+        attention_post_norm=norm(layout.attention_post_norm) if layout.attention_post_norm else None,
+        feed_forward_norm=norm(layout.feed_forward_norm),
+        feed_forward=feed_forward,
+        feed_forward_post_norm=norm(layout.feed_forward_post_norm) if layout.feed_forward_post_norm else None,
     )
 
 

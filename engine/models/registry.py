@@ -11,7 +11,7 @@ import engine.models
 from engine.models.checkpoint import read_json
 from engine.models.config import ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
-from engine.models.family import Family
+from engine.models.family import ConfigSource, Family
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -28,8 +28,13 @@ def families() -> tuple[Family, ...]:
     return tuple(sorted(found, key=lambda family: family.model_type))
 
 
-def read_config(model_dir: Path) -> ModelConfig:
+def read_config(model_dir: Path, context_length: int = 0) -> ModelConfig:
     """Reads a Hugging Face folder's config.json and the EOS ids of generation_config.json beside it.
+
+    Args:
+        model_dir: the folder.
+        context_length: most tokens that a context is to have, on which some rotary embeddings depend; 0 is
+            the model's own limit.
 
     Raises:
         CheckpointError: no such folder, or a config that is missing or makes no sense.
@@ -54,7 +59,7 @@ def read_config(model_dir: Path) -> ModelConfig:
         # As in transformers: what generation is told takes precedence over what the model was built with.
         eos = _token_ids(read_json(generation).get("eos_token_id"), GENERATION_CONFIG_FILE) or eos
     try:
-        return family.read_config(raw, eos)
+        return family.read_config(ConfigSource(raw, eos, context_length))
     except (CheckpointError, UnsupportedModelError) as error:
         raise type(error)(f"{model_dir}: {error}") from None
 

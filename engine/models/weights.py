@@ -3,47 +3,95 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import ModelConfig
 from engine.models.errors import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 LM_HEAD = "lm_head.weight"
+INPUT_NORM = "input_layernorm"
+OUTPUT = "self_attn.o_proj"
+DOWN = "mlp.down_proj"
+QUERY_NORM = "self_attn.q_norm"
+KEY_NORM = "self_attn.k_norm"
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 _MAX_NAMED = 5
 # Old checkpoints carry the rotary frequencies, which follow from the config.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
+Shapes = dict[str, tuple[int, ...]]
 
-def expected_weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+
+def layer_prefix(layer: int) -> str:
+    """What the names of a layer's weights begin with."""
+    return f"model.layers.{layer}."
+
+
+def expected_weights(config: ModelConfig) -> Shapes:
     """Name -> shape (out, in) of every weight that the config calls for."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (query, hidden),
-        "self_attn.k_proj.weight": (shared, hidden),
-        "self_attn.v_proj.weight": (shared, hidden),
-        "self_attn.o_proj.weight": (hidden, query),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
+    weights: Shapes = {
+        EMBEDDING: (config.vocab_size, config.hidden_size),
+        f"{FINAL_NORM}.weight": (config.hidden_size,),
     }
-    if config.qkv_bias:
-        layer |= {
-            "self_attn.q_proj.bias": (query,),
-            "self_attn.k_proj.bias": (shared,),
-            "self_attn.v_proj.bias": (shared,),
-        }
-    weights: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not config.tie_word_embeddings:
-        weights[LM_HEAD] = (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        weights |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        weights[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    for layer in range(config.num_layers):
+        shapes = _attention(config) | _norms(config)
+        if config.experts is not None and layer in config.experts.layers:
+            shapes |= _experts(config)
+        else:
+            shapes |= _feed_forward(config)
+        weights |= {layer_prefix(layer) + name: shape for name, shape in shapes.items()}
     return weights
+
+
+def _attention(config: ModelConfig) -> Shapes:
+    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return _linears(
+        config.layout.qkv, (query, shared, shared), config.hidden_size, config.qkv_bias
+    ) | _linears((OUTPUT,), (config.hidden_size,), query, config.output_bias)
+
+
+def _norms(config: ModelConfig) -> Shapes:
+    layout = config.layout
+    names = (INPUT_NORM, layout.feed_forward_norm, layout.attention_post_norm, layout.feed_forward_post_norm)
+    norms: Shapes = {f"{name}.weight": (config.hidden_size,) for name in names if name}
+    if config.head_norms:
+        norms |= {f"{name}.weight": (config.head_dim,) for name in (QUERY_NORM, KEY_NORM)}
+    return norms
+
+
+def _feed_forward(config: ModelConfig) -> Shapes:
+    inner, hidden = config.intermediate_size, config.hidden_size
+    return _linears(config.layout.gate_up, (inner, inner), hidden, config.mlp_bias) | _linears(
+        (DOWN,), (hidden,), inner, config.mlp_bias
+    )
+
+
+def _experts(config: ModelConfig) -> Shapes:
+    experts, layout, hidden = config.experts, config.layout, config.hidden_size
+    assert experts is not None
+    weights: Shapes = {f"{layout.router}.weight": (experts.count, hidden)}
+    for expert in range(experts.count):
+        gate, up, down = layout.expert_modules(expert)
+        inner = experts.intermediate_size
+        weights |= _linears((gate, up), (inner, inner), hidden, False)
+        weights |= _linears((down,), (hidden,), inner, False)
+    return weights
+
+
+def _linears(modules: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> Shapes:
+    """Shapes of modules that hold these rows: one each, or one module for all of them."""
+    parts = rows if len(modules) == len(rows) else (sum(rows),)
+    shapes: Shapes = {}
+    for module, part in zip(modules, parts, strict=True):
+        shapes[f"{module}.weight"] = (part, columns)
+        if bias:
+            shapes[f"{module}.bias"] = (part,)
+    return shapes
 
 
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -22,7 +22,11 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square norm (Zhang and Sennrich, 2019), computed in fp32. `weight` is [H]."""
+    """Root mean square norm (Zhang and Sennrich, 2019), computed in fp32.
+
+    `weight` is [H], in the model's dtype, or in fp32: the normed values are rounded to the weight's dtype
+    before they are multiplied by it, and the product to the model's.
+    """
 
     weight: torch.Tensor
     eps: float

@@ -49,7 +49,7 @@ class TorchOps:
         """Norm over the last dimension."""
         wide = hidden.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
-        return norm.weight * (wide * scale).to(hidden.dtype)
+        return ((wide * scale).to(norm.weight.dtype) * norm.weight).to(hidden.dtype)
 
     def linear(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,23 +10,24 @@ import torch
 from engine.attention.registry import backends, create_backend
 from engine.kv.storage import allocate_pool
 from engine.models.batch import ForwardBatch
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, Rope
 from tests.support.paged import make_batch
 
 CONFIG = ModelConfig(
     family="llama",
     vocab_size=10,
-    hidden_size=48,
+    hidden_size=96,
     intermediate_size=8,
     num_layers=2,
     num_heads=6,
     num_kv_heads=2,
-    head_dim=8,
+    head_dim=16,
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
+    attention_scale=16**-0.5,
+    windows=(0, 0),
+    ropes=(Rope((1.0,) * 8),) * 2,
     tie_word_embeddings=True,
-    qkv_bias=False,
     eos_token_ids=frozenset(),
     bos_token_id=None,
 )
@@ -91,18 +91,22 @@ def make_case(
     return Case(batch, kv, query, key, value, dense)
 
 
-def dense_attention(case: Case, layer: int) -> torch.Tensor:
+def dense_attention(case: Case, layer: int, config: ModelConfig = CONFIG) -> torch.Tensor:
     """The definition, in float64, over the dense histories."""
+    window, softcap = config.windows[layer], config.attention_softcap
     group = case.query.shape[1] // case.key.shape[1]
     outputs = []
     for index, (keys, values) in enumerate(case.dense[layer]):
         start, end = case.batch.query_starts[index], case.batch.query_starts[index + 1]
         for row in range(start, end):
             visible = len(keys) - (end - 1 - row)
+            seen = slice(max(0, visible - window) if window else 0, visible)
             for head in range(case.query.shape[1]):
-                scores = keys[:visible, head // group].double() @ case.query[row, head].double()
-                weights = torch.softmax(scores / math.sqrt(case.query.shape[2]), dim=0)
-                outputs.append(weights @ values[:visible, head // group].double())
+                scores = keys[seen, head // group].double() @ case.query[row, head].double()
+                scores *= config.attention_scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                outputs.append(torch.softmax(scores, dim=0) @ values[seen, head // group].double())
     return torch.stack(outputs).view(case.query.shape[0], -1)
 
 
@@ -110,7 +114,9 @@ def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
     """All layers' outputs."""
     backend = create_backend(name, config)
     backend.begin(case.batch, case.kv)
-    return [backend.attend(layer, case.query, case.key, case.value) for layer in range(config.num_layers)]
+    return [
+        backend.attend(layer, case.query, case.key, case.value).clone() for layer in range(config.num_layers)
+    ]
 
 
 def test_backends_are_found_by_file_name() -> None:
@@ -128,6 +134,44 @@ def test_equals_dense_attention(name: str, mix: list[tuple[int, int]], block_siz
         torch.testing.assert_close(output.double(), dense_attention(case, layer), atol=2e-6, rtol=1e-5)
 
 
+SETTINGS = {
+    "scale": replace(CONFIG, attention_scale=0.9),
+    "softcap": replace(CONFIG, attention_softcap=1.5),
+    "windows": replace(CONFIG, windows=(20, 0)),
+    "window of one token": replace(CONFIG, windows=(1, 16)),
+    "windows and softcap": replace(CONFIG, windows=(0, 7), attention_softcap=2.0, attention_scale=0.3),
+    "window beyond every context": replace(CONFIG, windows=(1000, 134)),
+}
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("name", backends())
+def test_scale_softcap_and_windows(
+    name: str, config: ModelConfig, mix: list[tuple[int, int]], block_size: int
+) -> None:
+    case = make_case(mix, block_size, config, torch.float32)
+    for layer, output in enumerate(run(name, case, config)):
+        torch.testing.assert_close(
+            output.double(), dense_attention(case, layer, config), atol=2e-6, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", backends())
+def test_blocks_behind_the_window_do_not_matter(name: str) -> None:
+    """Not even that their place in the table still names them: they may have been given away."""
+    config = replace(CONFIG, windows=(20, 20))
+    case = make_case([(100, 1), (77, 3), (20, 1)], 16, config, torch.float32)
+    expected = run(name, case, config)
+    tables = case.batch.block_tables.clone()
+    tables[0, : (101 - 20) // 16] = 0
+    tables[1, : (78 - 20) // 16] = 0
+    again = replace(case, batch=replace(case.batch, block_tables=tables))
+    for output, wanted in zip(run(name, again, config), expected, strict=True):
+        assert torch.equal(output, wanted)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 6])
 @pytest.mark.parametrize("name", backends())
 def test_any_number_of_kv_heads(name: str, kv_heads: int) -> None:
@@ -137,12 +181,15 @@ def test_any_number_of_kv_heads(name: str, kv_heads: int) -> None:
         torch.testing.assert_close(output.double(), dense_attention(case, layer), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", backends())
-def test_bfloat16(name: str) -> None:
-    case = make_case(MIXES["chunks and decodes"], 16, CONFIG, torch.bfloat16)
-    for layer, output in enumerate(run(name, case, CONFIG)):
+@pytest.mark.parametrize("config", [CONFIG, SETTINGS["windows and softcap"]], ids=["plain", "capped"])
+@pytest.mark.parametrize("name", sorted({*backends()} - {"cpu"}))
+def test_bfloat16(name: str, config: ModelConfig) -> None:
+    case = make_case(MIXES["chunks and decodes"], 16, config, torch.bfloat16)
+    for layer, output in enumerate(run(name, case, config)):
         assert output.dtype == torch.bfloat16
-        torch.testing.assert_close(output.double(), dense_attention(case, layer), atol=0.03, rtol=0.03)
+        torch.testing.assert_close(
+            output.double(), dense_attention(case, layer, config), atol=0.03, rtol=0.03
+        )
 
 
 @pytest.mark.parametrize("name", backends())

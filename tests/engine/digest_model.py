@@ -17,7 +17,7 @@ from engine.api import EngineRequest, FinishReason, SamplingParams, StepOutput
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, Rope
 from engine.sampling.sampler import sample
 from prefix_index.hashing import ChainHasher
 
@@ -37,9 +37,10 @@ MODEL_CONFIG = ModelConfig(
     head_dim=1,
     max_position_embeddings=MAX_MODEL_LEN,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
+    attention_scale=1.0,
+    windows=(0,),
+    ropes=(Rope(()),),
     tie_word_embeddings=True,
-    qkv_bias=False,
     eos_token_ids=frozenset({EOS}),
     bos_token_id=None,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.config import ModelConfig
 from engine.models.errors import CheckpointError, ModelError, UnsupportedModelError
 from engine.models.registry import families, read_config
 
@@ -37,6 +38,13 @@ def write(folder: Path, config: dict[str, object], generation: dict[str, object]
     return folder
 
 
+def theta(config: ModelConfig) -> float:
+    """The rotary base, recovered from the second frequency, theta ** (-2 / head_dim)."""
+    (rope,) = set(config.ropes)
+    assert rope.inverse_frequencies[0] == 1.0
+    return round(rope.inverse_frequencies[1] ** (-config.head_dim / 2), -1)
+
+
 def test_families_are_found_in_their_files() -> None:
     assert {family.model_type for family in families()} >= {"llama", "qwen2"}
 
@@ -44,7 +52,8 @@ def test_families_are_found_in_their_files() -> None:
 def test_llama(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, LLAMA))
     assert (config.family, config.num_layers, config.num_heads, config.num_kv_heads) == ("llama", 2, 4, 2)
-    assert (config.head_dim, config.rope_theta, config.rms_norm_eps) == (16, 50000.0, 1e-5)
+    assert (config.head_dim, theta(config), config.rms_norm_eps) == (16, 50000.0, 1e-5)
+    assert (config.attention_scale, config.windows, len(config.ropes)) == (0.25, (0, 0), 2)
     assert config.tie_word_embeddings
     assert not config.qkv_bias
     assert (config.eos_token_ids, config.bos_token_id) == (frozenset({2}), 1)
@@ -61,7 +70,7 @@ def test_absent_and_null_values_have_their_defaults(tmp_path: Path) -> None:
     del raw["tie_word_embeddings"], raw["rope_theta"]
     config = read_config(write(tmp_path, raw))
     assert (config.num_kv_heads, config.head_dim, config.bos_token_id) == (4, 16, None)
-    assert (config.tie_word_embeddings, config.rope_theta) == (False, 10000.0)
+    assert (config.tie_word_embeddings, theta(config)) == (False, 10000.0)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_absent_and_null_values_have_their_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_both_spellings_of_the_rotary_base(tmp_path: Path, rope: dict[str, object]) -> None:
-    assert read_config(write(tmp_path, LLAMA | rope)).rope_theta == 70000.0
+    assert theta(read_config(write(tmp_path, LLAMA | rope))) == 70000.0
 
 
 def test_two_rotary_bases_are_an_error(tmp_path: Path) -> None:
@@ -87,12 +96,9 @@ def test_two_rotary_bases_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling of type 'llama3'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters of type 'yarn'"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters has full_attention"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rotary embedding of type 'mrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "with full_attention is not"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu'"),
-        ({"attention_bias": True}, "attention_bias = True"),
-        ({"mlp_bias": True}, "mlp_bias = True"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer type 'sliding_attention'"),
@@ -103,9 +109,13 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, objec
         read_config(write(tmp_path, LLAMA | change))
 
 
-def test_sliding_window_of_qwen2_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="use_sliding_window = True"):
-        read_config(write(tmp_path, QWEN2 | {"use_sliding_window": True}))
+def test_only_the_upper_layers_of_qwen2_have_a_window(tmp_path: Path) -> None:
+    sliding = QWEN2 | {"use_sliding_window": True, "num_hidden_layers": 4, "max_window_layers": 3}
+    assert read_config(write(tmp_path, sliding)).windows == (0, 0, 0, 4096)
+    types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert read_config(write(tmp_path, sliding | {"layer_types": types})).windows == (4096, 0, 0, 4096)
+    with pytest.raises(CheckpointError, match="'sliding_attention', but there is no sliding window"):
+        read_config(write(tmp_path, sliding | {"layer_types": types, "use_sliding_window": False}))
 
 
 @pytest.mark.parametrize(

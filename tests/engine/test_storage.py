@@ -15,7 +15,7 @@ from tests.contracts.test_attention import CONFIG
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pool_is_one_zeroed_page_aligned_allocation(dtype: torch.dtype) -> None:
     pool = allocate_pool(CONFIG, 9, 4, dtype)
-    assert pool.shape == (10, 2, 2, 2, 4, 8)
+    assert pool.shape == (10, 2, 2, 2, 4, 16)
     assert pool.dtype == dtype
     assert pool.is_contiguous()
     assert pool.data_ptr() % mmap.PAGESIZE == 0

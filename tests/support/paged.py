@@ -83,7 +83,8 @@ class PagedModel:
             new = sequence.tokens[sequence.computed : sequence.computed + count]
             parts.append((new, sequence.computed, sequence.blocks))
             sequence.computed += len(new)
-        logits = self.model.forward(make_batch(parts, self.block_size), self.kv)
+        # A model may use the memory of its result again.
+        logits = self.model.forward(make_batch(parts, self.block_size), self.kv).clone()
         return list(logits.split([len(new) for new, _, _ in parts]))
 
     def prefill(self, sequence: PagedSequence, chunk: int) -> torch.Tensor:

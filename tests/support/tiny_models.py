@@ -9,17 +9,28 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, IM_END, SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
 
-__all__ = ["CHAT_TEMPLATE", "IM_END", "SPECIAL_TOKENS", "VOCAB_SIZE", "tiny_llama", "tiny_qwen2"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "IM_END",
+    "SPECIAL_TOKENS",
+    "VOCAB_SIZE",
+    "save_tiny",
+    "tiny_llama",
+    "tiny_qwen2",
+    "tiny_shapes",
+]
 
 
-def _save(model: PreTrainedModel, folder: Path) -> Path:
+def save_tiny(model: PreTrainedModel, folder: Path) -> Path:
+    """Writes a model and the tiny tokenizer. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
 
-def _shapes(max_model_len: int) -> dict[str, int | float]:
+def tiny_shapes(max_model_len: int) -> dict[str, int | float]:
+    """The settings that all tiny models start from."""
     return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -44,18 +55,18 @@ def tiny_llama(
     More `layers` make it slow: tests of faults need time in which to strike.
     """
     torch.manual_seed(seed)
-    shapes = {**_shapes(max_model_len), "num_hidden_layers": layers}
+    shapes = {**tiny_shapes(max_model_len), "num_hidden_layers": layers}
     config = LlamaConfig(**shapes, tie_word_embeddings=tie)
-    return _save(LlamaForCausalLM(config).to(torch.float32), folder)
+    return save_tiny(LlamaForCausalLM(config).to(torch.float32), folder)
 
 
 def tiny_qwen2(folder: Path, seed: int = 0, max_model_len: int = 4096) -> Path:
     """Qwen2 (biased q, k, v) of the same shapes. Returns the folder."""
     torch.manual_seed(seed)
-    config = Qwen2Config(**_shapes(max_model_len), tie_word_embeddings=False)
+    config = Qwen2Config(**tiny_shapes(max_model_len), tie_word_embeddings=False)
     model = Qwen2ForCausalLM(config).to(torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("proj.bias"):
                 parameter.normal_(std=0.5)
-    return _save(model, folder)
+    return save_tiny(model, folder)

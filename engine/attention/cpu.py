@@ -1,0 +1,98 @@
+"""Paged attention through the CPU kernels: fp32, over the blocks where they lie.
+
+Online softmax over tiles of 64 keys at absolute positions, tiles of up to 64 rows (tokens x heads that share
+a key head). Each row's sums run in one order, so its bits depend neither on the batch, nor on how the prompt
+was cut into chunks, nor on the number of threads. Tiles are shared out among threads; few tiles over long
+contexts are shared out by spans of 256 keys.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+from engine.ops.cpu.library import Kernels, Step, load_kernels
+from engine.ops.cpu.ops import Buffers
+
+HEAD_DIM_MULTIPLE = 16
+MAX_HEAD_DIM = 512
+
+
+class CpuAttention:
+    """See the module; implements `AttentionBackend`."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._width = config.num_heads * config.head_dim
+        self._scale = config.attention_scale
+        self._softcap = config.attention_softcap
+        self._windows = config.windows
+        self._out = Buffers()
+        self._step = Step(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+        self._step_pointer = ctypes.pointer(self._step)
+
+    def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
+        """Describes the step to the kernels. Raises ValueError for a pool that is not fp32."""
+        if kv.dtype is not torch.float32 or not kv.is_contiguous():
+            raise ValueError(f"attention backend 'cpu' needs a contiguous float32 pool, not {kv.dtype}")
+        starts = torch.tensor(batch.query_starts)
+        contexts = torch.tensor(batch.context_lens)
+        slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
+        step = self._step
+        step.slots = slots.data_ptr()
+        step.tables = tables.data_ptr()
+        step.query_starts = starts.data_ptr()
+        step.contexts = contexts.data_ptr()
+        step.tokens = len(slots)
+        step.sequences = len(contexts)
+        step.table_width = tables.shape[1]
+        step.block_size = kv.shape[4]
+        step.block_stride = kv.stride(0)
+        # Addresses are only good while their tensors live.
+        self._alive = (slots, tables, starts, contexts, kv)
+        self._address = kv.data_ptr()
+        self._layer_bytes = kv.stride(1) * kv.itemsize
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Stores key and value, then attends; see `AttentionBackend`."""
+        query, key, value = _heads_whole(query), _heads_whole(key), _heads_whole(value)
+        if key.stride(0) != value.stride(0):
+            key, value = key.contiguous(), value.contiguous()
+        result, address = self._out.get(query.shape[0], self._width)
+        self._kernels.attend(
+            self._step_pointer,
+            query.data_ptr(),
+            query.stride(0),
+            key.data_ptr(),
+            value.data_ptr(),
+            key.stride(0),
+            self._address + layer * self._layer_bytes,
+            address,
+            self._scale,
+            self._softcap,
+            self._windows[layer],
+        )
+        return result
+
+
+def _heads_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Tokens may lie apart; the heads of one must not."""
+    stride = tensor.stride()
+    return tensor if stride[2] == 1 and stride[1] == tensor.shape[2] else tensor.contiguous()
+
+
+def create(config: ModelConfig) -> AttentionBackend:
+    """Makes the backend. Raises ValueError for a head size that the kernels do not take."""
+    if config.head_dim % HEAD_DIM_MULTIPLE or config.head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
+            f"{MAX_HEAD_DIM}, not {config.head_dim}"
+        )
+    kernels = load_kernels()
+    if kernels is None:
+        raise ValueError("attention backend 'cpu' needs its kernels, which are not built")
+    return CpuAttention(config, kernels)

@@ -1,0 +1,104 @@
+"""The built kernels as Python functions. What they compute is said in kernels.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from engine.ops.cpu.build import DEFAULT_CACHE, BuildError, Target, best_target, find
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+Kernel = Callable[..., None]
+
+
+class Step(ctypes.Structure):
+    """What all layers of a step share: `Step` of kernels.cpp. Pointers are to int64 arrays."""
+
+    _fields_ = (
+        ("slots", _POINTER),
+        ("tables", _POINTER),
+        ("query_starts", _POINTER),
+        ("contexts", _POINTER),
+        ("tokens", ctypes.c_int64),
+        ("sequences", ctypes.c_int64),
+        ("table_width", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("block_stride", ctypes.c_int64),
+    )
+
+
+class Kernels:
+    """One library. Its thread pool is the process's: concurrent calls run, one of them on several threads.
+
+    Attributes:
+        linear: (x, rows, in, norm, eps, panels, bias, out, columns, add)
+        linear_int8: (x, rows, in, norm, eps, panels, scales, bias, out, columns, add)
+        rms_norm: (x, rows, n, weight, eps, out)
+        gated: (gate_up, rows, n, gelu, out)
+        rotate: (heads, stride, tokens, queries, keys, head_dim, cos, sin, half, query_norm, key_norm,
+            query_eps, key_eps)
+        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window)
+        pack: (weight, out, in, panels)
+        pack_int8: (weight, out, in, panels)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        p, n, i, f = _POINTER, _LONG, _INT, _FLOAT
+        self.linear = self._kernel("kv_linear", p, n, n, p, f, p, p, p, n, i)
+        self.linear_int8 = self._kernel("kv_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
+        self.rms_norm = self._kernel("kv_rms_norm", p, n, n, p, f, p)
+        self.gated = self._kernel("kv_gated", p, n, n, i, p)
+        self.rotate = self._kernel("kv_rotate", p, n, n, n, n, n, p, p, n, p, p, f, f)
+        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n)
+        self.pack = self._kernel("kv_pack", p, n, n, p)
+        self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p)
+        self._threads = self._kernel("kv_threads", i)
+        self._huge_pages = self._kernel("kv_huge_pages", p, n)
+        self.set_threads(torch.get_num_threads())
+
+    def set_threads(self, threads: int) -> None:
+        """Threads of each call, for the whole process; at the start, torch's number."""
+        self._threads(threads)
+
+    def allocate(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory for weights, on huge pages where the system has them."""
+        memory = torch.empty(shape, dtype=dtype)
+        self._huge_pages(memory.data_ptr(), memory.nbytes)
+        return memory
+
+    def _kernel(self, name: str, *arguments: object) -> Kernel:
+        function = getattr(self._library, name)
+        function.argtypes = arguments
+        function.restype = None
+        kernel: Kernel = function
+        return kernel
+
+
+@cache
+def _load(path: Path) -> Kernels:
+    try:
+        return Kernels(path)
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error
+
+
+def load_kernels(cache_dir: Path = DEFAULT_CACHE, target: Target | None = None) -> Kernels | None:
+    """The kernels where they are built, else None. One library for all who ask in this process.
+
+    Args:
+        cache_dir: where to look beside the package.
+        target: for which CPU; default: the best for this one.
+
+    Raises:
+        BuildError: there are none for this CPU, or what is there cannot be loaded.
+    """
+    path = find(target or best_target(), cache_dir)
+    return None if path is None else _load(path)

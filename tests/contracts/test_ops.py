@@ -1,0 +1,163 @@
+"""Every implementation of the operations against plain float64, and the bits of the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from engine.ops.base import Activation, HeadNorms, Norm, Ops
+from engine.ops.cpu.build import PACKAGED, build, supported_targets
+from engine.ops.cpu.library import load_kernels
+from engine.ops.cpu.ops import CpuOps
+from engine.ops.registry import create_ops
+from engine.ops.torch_ops import TorchOps
+
+
+def _cpu(target_name: str) -> Ops:
+    target = next(target for target in supported_targets() if target.name == target_name)
+    build(target, PACKAGED)
+    kernels = load_kernels(target=target)
+    assert kernels is not None
+    kernels.set_threads(2)
+    return CpuOps(kernels)
+
+
+# Every kind of CPU that this one can stand for, not only the best.
+IMPLEMENTATIONS: dict[str, Callable[[], Ops]] = {"torch": TorchOps} | {
+    f"cpu {target.name}": lambda name=target.name: _cpu(name)  # type: ignore[misc]
+    for target in supported_targets()
+}
+CPU = [name for name in IMPLEMENTATIONS if name != "torch"]
+# (in, out): around the sizes of vectors, panels and blocks; the last is deeper than a block of the kernels.
+SHAPES = [(1, 1), (16, 32), (33, 31), (64, 259), (100, 65), (129, 96), (4100, 40)]
+ROWS = [1, 2, 5, 6, 7, 16, 193]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return IMPLEMENTATIONS[request.param]()
+
+
+@pytest.fixture(params=CPU)
+def cpu(request: pytest.FixtureRequest) -> Ops:
+    return IMPLEMENTATIONS[request.param]()
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
+    wide = hidden.double()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_linear(ops: Ops, inputs: int, outputs: int, rows: int) -> None:
+    weight, bias = normal(outputs, inputs, seed=1), normal(outputs, seed=2)
+    norm = Norm(normal(inputs, seed=3), 1e-5)
+    hidden, residual = normal(rows, inputs, seed=4), normal(rows, outputs, seed=5)
+    plain, biased = ops.pack(weight), ops.pack(weight, bias)
+    assert (plain.in_features, plain.out_features) == (inputs, outputs)
+    assert biased.nbytes - plain.nbytes == bias.nbytes
+    exact = hidden.double() @ weight.double().t()
+    tolerance = {"atol": 1e-6 * inputs**0.5 * 4, "rtol": 1e-5}
+    torch.testing.assert_close(ops.linear(hidden, plain).double(), exact, **tolerance)
+    torch.testing.assert_close(ops.linear(hidden, biased).double(), exact + bias, **tolerance)
+    exact = normed(hidden, norm) @ weight.double().t() + bias
+    torch.testing.assert_close(ops.linear(hidden, biased, norm=norm).double(), exact, **tolerance)
+    target = residual.clone()
+    result = ops.linear(hidden, biased, norm=norm, residual=target)
+    assert result is target
+    torch.testing.assert_close(target.double(), exact + residual, **tolerance)
+
+
+def test_linear_of_no_rows(ops: Ops) -> None:
+    assert ops.linear(torch.empty(0, 8), ops.pack(normal(5, 8))).shape == (0, 5)
+
+
+def test_a_result_may_be_the_next_input(ops: Ops) -> None:
+    """Also where both have the same width, and so perhaps the same memory."""
+    first, second = normal(64, 64, seed=1) / 8, normal(64, 64, seed=2) / 8
+    hidden = normal(9, 64)
+    result = ops.linear(ops.linear(hidden, ops.pack(first)), ops.pack(second))
+    exact = hidden.double() @ first.double().t() @ second.double().t()
+    torch.testing.assert_close(result.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_packing_keeps_no_reference(ops: Ops) -> None:
+    weight, bias, hidden = normal(40, 20), normal(40), normal(3, 20)
+    packed = ops.pack(weight.clone(), bias)
+    expected = ops.linear(hidden, packed).clone()
+    weight.zero_()
+    assert torch.equal(ops.linear(hidden, packed), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 64), (50, 576), (4, 3, 40)])
+def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
+    hidden, norm = normal(*shape), Norm(normal(shape[-1], seed=1), 1e-6)
+    torch.testing.assert_close(
+        ops.rms_norm(hidden, norm).double(), normed(hidden, norm), atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 64), (70, 100)])
+def test_gated(ops: Ops, activation: Activation, rows: int, width: int) -> None:
+    gate_up = normal(rows, 2 * width) * 8
+    gate_up[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -88.0])
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    if activation is Activation.SILU:
+        expected = functional.silu(gate) * up
+    else:
+        expected = functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(ops.gated(gate_up, activation).double(), expected, atol=2e-6, rtol=3e-6)
+
+
+@pytest.mark.parametrize("half", [3, 8, 20])
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_rotate(ops: Ops, tokens: int, with_norms: bool, half: int) -> None:
+    """Half of 20 is the whole head; less leaves the rest alone."""
+    queries, keys, width = 6, 2, 40
+    heads = normal(tokens, queries + 2 * keys, width)
+    angles = normal(tokens, half, seed=1) * 3
+    norms = HeadNorms(Norm(normal(width, seed=2), 1e-5), Norm(normal(width, seed=3), 1e-6))
+    expected = heads.double()
+    if with_norms:
+        expected[:, :queries] = normed(expected[:, :queries], norms.query)
+        expected[:, queries : queries + keys] = normed(expected[:, queries : queries + keys], norms.key)
+    cos, sin = angles.double().cos()[:, None], angles.double().sin()[:, None]
+    first, second = (part.clone() for part in expected[:, : queries + keys, : 2 * half].chunk(2, dim=-1))
+    expected[:, : queries + keys, :half] = first * cos - second * sin
+    expected[:, : queries + keys, half : 2 * half] = second * cos + first * sin
+    ops.rotate(heads, angles.cos(), angles.sin(), queries, keys, norms if with_norms else None)
+    torch.testing.assert_close(heads.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_rows_do_not_depend_on_the_batch(cpu: Ops, inputs: int, outputs: int) -> None:
+    linear, norm = cpu.pack(normal(outputs, inputs)), Norm(normal(inputs, seed=1), 1e-5)
+    hidden = normal(300, inputs, seed=2)
+    alone = torch.cat([cpu.linear(hidden[row : row + 1], linear, norm=norm).clone() for row in range(12)])
+    for rows in (2, 7, 12, 200, 300):
+        assert torch.equal(cpu.linear(hidden[:rows], linear, norm=norm)[:12], alone[:rows])
+
+
+def test_bits_do_not_depend_on_threads(cpu: Ops) -> None:
+    assert isinstance(cpu, CpuOps)
+    linear, hidden = cpu.pack(normal(700, 300)), normal(250, 300, seed=1)
+    expected = cpu.linear(hidden, linear).clone()
+    for threads in (1, 3, 8):
+        cpu._kernels.set_threads(threads)
+        assert torch.equal(cpu.linear(hidden, linear), expected)
+    cpu._kernels.set_threads(2)
+
+
+def test_unknown_ops_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'nope' do not exist; there are torch, cpu"):
+        create_ops("nope")

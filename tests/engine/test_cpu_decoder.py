@@ -1,0 +1,91 @@
+"""The decoder on the CPU kernels: transformers' tokens, and one answer in bits however it is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.models.decoder import Decoder
+from engine.models.loader import load_model
+from tests.support.paged import PagedModel, PagedSequence
+from tests.support.tiny_families import VARIETIES, tiny_variety
+from tests.support.tiny_models import VOCAB_SIZE, tiny_llama
+
+EXACT = [name for name, variety in VARIETIES.items() if variety.exact_lengths is None]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def load(folder: Path, context_length: int = 0) -> Decoder:
+    return load_model(folder, ops="cpu", attention_backend="cpu", context_length=context_length)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    folder = tiny_variety(tmp_path, name)
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [prompt(length, length) for length in (1, 18, 75)]
+    expected = []
+    for tokens in prompts:
+        answer = list(tokens)
+        for _ in range(8):
+            with torch.inference_mode():
+                answer.append(int(peer(torch.tensor([answer])).logits[0, -1].argmax()))
+        expected.append(answer[len(tokens) :])
+    model = load(folder, VARIETIES[name].context_length)
+    for chunk in (100, 16):
+        assert PagedModel(model).greedy(prompts, 8, chunk) == expected
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return load(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+def alone(model: Decoder, tokens: list[int]) -> torch.Tensor:
+    """Logits of every position, computed in one chunk."""
+    paged = PagedModel(model)
+    return paged.prefill(paged.start(tokens, 0), len(tokens))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 63, 64, 65, 200])
+def test_bits_do_not_depend_on_chunks(model: Decoder, chunk: int) -> None:
+    tokens = prompt(300, 1)
+    paged = PagedModel(model)
+    assert torch.equal(paged.prefill(paged.start(tokens, 0), chunk), alone(model, tokens))
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 128])
+def test_bits_do_not_depend_on_blocks(model: Decoder, block_size: int) -> None:
+    tokens = prompt(130, 2)
+    paged = PagedModel(model, num_blocks=-(-200 // block_size), block_size=block_size)
+    assert torch.equal(paged.prefill(paged.start(tokens, 0), 50), alone(model, tokens))
+
+
+def test_bits_do_not_depend_on_the_batch(model: Decoder) -> None:
+    """Long and short contexts, decodes and chunks side by side, against each alone."""
+    prompts = [prompt(length, length) for length in (290, 3, 64, 65, 130, 1, 257, 40)]
+    paged = PagedModel(model, num_blocks=120)
+    sequences = [paged.start(tokens, 0) for tokens in prompts]
+    found: list[list[torch.Tensor]] = [[] for _ in prompts]
+    step = 0
+    while True:
+        counts = (1, 50, 7, 120)
+        steps: list[tuple[PagedSequence, int]] = [
+            (sequence, counts[(step + index) % 4])
+            for index, sequence in enumerate(sequences)
+            if sequence.computed < len(sequence.tokens)
+        ]
+        if not steps:
+            break
+        rows = paged.advance(steps)
+        for (sequence, _), logits in zip(steps, rows, strict=True):
+            found[next(i for i, each in enumerate(sequences) if each is sequence)].append(logits.clone())
+        step += 1
+    for tokens, parts in zip(prompts, found, strict=True):
+        assert torch.equal(torch.cat(parts), alone(model, tokens))
