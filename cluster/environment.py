@@ -13,7 +13,7 @@ class Environment:
     """What the environment says.
 
     Attributes:
-        home: KVRELAY_HOME, default ~/.cache/kvrelay: models, logs and state files.
+        home: KVRELAY_HOME, default ~/.cache/kvrelay: models, logs, state files and built kernels.
         api_key: KVRELAY_API_KEY, for servers and clients; empty for none.
         log_level: KVRELAY_LOG_LEVEL, below what a spec or an option says; empty for none.
         log_format: KVRELAY_LOG_FORMAT, likewise.
@@ -30,6 +30,11 @@ class Environment:
     def run_dir(self) -> Path:
         """State files of running deployments."""
         return self.home / "run"
+
+    @property
+    def kernel_dir(self) -> Path:
+        """Kernels for the CPU that were built where the installation brought none."""
+        return self.home / "kernels"
 
     @property
     def log_dir(self) -> Path:

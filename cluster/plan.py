@@ -56,7 +56,9 @@ class WorkerPlan:
         return f"kvrelay:{self.deployment}:{self.worker_id}"
 
 
-def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> list[WorkerPlan]:
+def plan_workers(
+    spec: DeploymentSpec, model: ModelEntry, redis_url: str, kernel_cache: Path
+) -> list[WorkerPlan]:
     """All workers of the deployment, prefill first."""
     # A Ray that is started here is bound to the loopback address, and so are its workers.
     host = "" if spec.ray.address else "127.0.0.1"
@@ -65,6 +67,8 @@ def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> lis
         engine = EngineConfig(
             model_dir=model.path,
             dtype=spec.dtype,
+            ops=spec.ops,
+            quantization=spec.quantization,
             block_size=spec.block_size,
             kv_memory_bytes=pool.kv_memory or spec.kv_memory,
             max_model_len=spec.max_model_len,
@@ -72,6 +76,7 @@ def plan_workers(spec: DeploymentSpec, model: ModelEntry, redis_url: str) -> lis
             prefill_chunk=min(spec.prefill_chunk, spec.max_batched_tokens),
             threads=_threads(spec, pool),
             check_invariants=spec.debug.check_invariants,
+            kernel_cache=kernel_cache,
         )
         plans += [
             WorkerPlan(

@@ -177,6 +177,13 @@ class DeploymentSpec(_Section):
     )
     served_name: str = Field(default="", description="Name that clients use; default: the model's own.")
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantization: Literal["none", "int8"] = Field(
+        default="none", description="int8: a quarter of the memory traffic for about 1% of perplexity."
+    )
+    ops: Literal["auto", "torch", "cpu"] = Field(
+        default="auto",
+        description="Who computes: torch, or kernels for the CPU, which auto takes wherever they can be had.",
+    )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a KV block.")
     kv_memory: Size = Field(default=1 << 30, description="KV pool of each worker, for example 1GiB.")
     max_model_len: int = Field(

@@ -237,7 +237,7 @@ class Supervisor:
         self._owns_state = True
 
     async def _start_workers(self) -> None:
-        plans = plan_workers(self._spec, self._model, self._redis_url)
+        plans = plan_workers(self._spec, self._model, self._redis_url, self._environment.kernel_dir)
         self._workers = [
             ManagedWorker(plan, self._runtime, self._spec.health, self._changed) for plan in plans
         ]

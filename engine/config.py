@@ -24,7 +24,10 @@ class EngineConfig:
         threads: torch intra-op threads; 0 leaves torch's default.
         enable_prefix_cache: whether finished blocks are kept for prefix hits.
         check_invariants: run `check_invariants()` after each step (debug mode).
-        attention_backend: file name in `engine/attention/`.
+        ops: name in `engine.ops.registry`: who computes the layers.
+        quantization: name in `engine.quantization.registry`: how the linear layers' weights are stored.
+        attention_backend: file name in `engine/attention/`, or "auto".
+        kernel_cache: folder for kernels that are built at run time; None is `engine.ops.cpu.build`'s.
         device: torch device.
     """
 
@@ -40,5 +43,8 @@ class EngineConfig:
     threads: int = 0
     enable_prefix_cache: bool = True
     check_invariants: bool = False
-    attention_backend: str = "sdpa"
+    ops: str = "auto"
+    quantization: str = "none"
+    attention_backend: str = "auto"
+    kernel_cache: Path | None = None
     device: str = "cpu"

@@ -50,7 +50,7 @@ def assemble(config: WorkerConfig) -> Assembly:
     Raises:
         ModelError: the folder or the dtype cannot be used.
         KvMemoryError: the pool does not fit.
-        ValueError: an unknown transport or attention backend, or limits that exceed the model's.
+        ValueError: an unknown transport, attention backend, quantization or ops, or limits that exceed the model's.
     """
     settings = config.engine
     if settings.threads:
@@ -58,14 +58,17 @@ def assemble(config: WorkerConfig) -> Assembly:
     model = load_model(
         settings.model_dir,
         dtype=settings.dtype,
+        ops=settings.ops,
+        quantization=settings.quantization,
         attention_backend=settings.attention_backend,
         device=settings.device,
+        kernel_cache=settings.kernel_cache,
     )
     dtype = torch_dtype(settings.dtype)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks or blocks_in_budget(settings.kv_memory_bytes, bytes_per_block)
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
-    revision = model_revision(settings.model_dir)
+    revision = model_revision(settings.model_dir, settings.quantization)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     engine = LLMEngine(model, pool, settings, hasher)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)

@@ -39,6 +39,15 @@ Dtype = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|int8",
+        help="Of the weights. Default: none.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -145,6 +154,7 @@ def deployment_overrides(
     model: str | None,
     served_name: str | None,
     dtype: str | None,
+    quantization: str | None,
     max_model_len: int | None,
     prefill: int | None,
     decode: int | None,
@@ -165,6 +175,7 @@ def deployment_overrides(
         Override("model", model, "--model"),
         Override("served_name", served_name, "--served-name"),
         Override("dtype", dtype, "--dtype"),
+        Override("quantization", quantization, "--quantization"),
         Override("max_model_len", max_model_len, "--max-model-len"),
         Override("prefill.replicas", prefill, "--prefill"),
         Override("decode.replicas", decode, "--decode"),
