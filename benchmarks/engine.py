@@ -32,14 +32,15 @@ from benchmarks.engine_bars import (
     speed_verdicts,
 )
 from benchmarks.environments import InstallError
-from benchmarks.peers.catalogue import PEERS, Place, engine_settings, memory, own
+from benchmarks.peers.catalogue import PEERS, QUANTIZATION, Place, memory, own
 from benchmarks.peers.process import Command, RunnerError
-from benchmarks.perplexity import perplexity
+from benchmarks.perplexity import MAX_INCREASE, perplexity, text_token_ids
 from benchmarks.rounds import Measurements, Sample, measure, started
 from benchmarks.weights import bytes_read_per_token
 from cluster.environment import read_environment
 from cluster.model_store.progress import silent
 from cluster.model_store.store import resolve
+from engine.models.loader import load_model
 
 WIDTH = 150  # of every column, also into a file
 
@@ -63,6 +64,12 @@ def _report(found: Measurements, verdicts: list[Verdict], place: Place) -> dict[
         "samples": samples,
         "bars": [asdict(verdict) for verdict in verdicts],
     }
+
+
+def _perplexities(place: Place) -> list[float]:
+    """Of this engine in fp32 and int8, on the project's own texts."""
+    pieces = text_token_ids(place.model_dir)
+    return [perplexity(load_model(place.model_dir, quantization=QUANTIZATION[kind]), pieces) for kind in OWN]
 
 
 def _compare(place: Place, names: list[str], precisions: list[str], rounds: int) -> Measurements:
@@ -109,8 +116,8 @@ def main(
             verdicts.append(memory_verdict(found, bytes_read_per_token(place.model_dir)))
         if {*kinds} == {*OWN}:
             with console.status("perplexity"):
-                fp32, int8 = (perplexity(place.model_dir, engine_settings(place, kind)) for kind in OWN)
-            verdicts.append(perplexity_verdict(fp32, int8))
+                fp32, int8 = _perplexities(place)
+            verdicts.append(perplexity_verdict(fp32, int8, MAX_INCREASE))
         if cluster:
             logs = place.cache / "logs"
             pairs = measure_cluster(str(place.model_dir), own(place, "fp32"), {}, logs, console, rounds)

@@ -16,7 +16,6 @@ FP32_PEERS = ("vllm fp32", "llama.cpp F32")
 INT8_PEERS = ("openvino int8",)
 PEERS_OF = {"fp32": (*FP32_PEERS, "openvino fp32"), "int8": (*INT8_PEERS, "llama.cpp Q8_0")}
 LEAST_SHARE_OF_MEMORY = 0.75
-MOST_PERPLEXITY_RATIO = 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +71,12 @@ def memory_verdict(found: Measurements, weight_bytes: int) -> Verdict:
     return Verdict(statement, measured, share.median >= LEAST_SHARE_OF_MEMORY)
 
 
-def perplexity_verdict(fp32: float, int8: float) -> Verdict:
-    """Quality of int8 against fp32."""
+def perplexity_verdict(fp32: float, int8: float, most: float) -> Verdict:
+    """Quality of int8 against fp32: at most so many times its perplexity."""
     return Verdict(
-        f"int8: perplexity at most {MOST_PERPLEXITY_RATIO:.2f}x of fp32",
+        f"int8: perplexity at most {most:.2f}x of fp32",
         f"{int8 / fp32:.4f}x ({fp32:.3f} to {int8:.3f})",
-        int8 <= MOST_PERPLEXITY_RATIO * fp32,
+        int8 <= most * fp32,
     )
 
 

