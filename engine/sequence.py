@@ -61,6 +61,7 @@ class Sequence:
         "prompt_logprobs",
         "recompute_last",
         "request",
+        "request_id",
         "row",
         "rules",
         "status",
@@ -73,6 +74,7 @@ class Sequence:
 
     def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.arrival = arrival
         self.hold = hold
         self.submitted_s = submitted_s
@@ -91,11 +93,6 @@ class Sequence:
         self.context_done = False
         wanted = request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:

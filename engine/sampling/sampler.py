@@ -76,7 +76,7 @@ class Sampler:
         drawn: list[int] = []
         reported: list[int] = []
         for row, rule in enumerate(rules):
-            if row in bad:
+            if rule.plain or row in bad:
                 continue
             if rule.edits:
                 edited.append(row)
