@@ -62,14 +62,15 @@ MIXES: dict[str, SamplingParams] = {
 
 
 class FreeModel:
-    """Hands out logits [max_rows, vocab] that it was made with, as a real model's: a few likely tokens."""
+    """Hands out logits [max_rows, vocab] that are there already: probabilities fall as rank to the 1.5th."""
 
     def __init__(self, vocab_size: int, max_rows: int) -> None:
         self.config: ModelConfig = replace(
             MODEL_CONFIG, vocab_size=vocab_size, max_position_embeddings=8192, eos_token_ids=frozenset()
         )
         generator = torch.Generator().manual_seed(1)
-        self._logits = torch.randn(max_rows, vocab_size, generator=generator) * 2.5
+        ranks = torch.rand(max_rows, vocab_size, generator=generator).argsort(dim=-1) + 1
+        self._logits = -1.5 * ranks.float().log()
 
     def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
         """The first rows of the logits; computes and writes nothing."""

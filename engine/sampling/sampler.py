@@ -24,7 +24,7 @@ import torch
 
 from engine.api import TokenLogprobs
 from engine.grammar.base import GrammarCompiler
-from engine.sampling.choice import draw
+from engine.sampling.choice import Drawer
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import edit
 from engine.sampling.rules import TokenRules
@@ -56,6 +56,7 @@ class Sampler:
 
     def __init__(self, grammars: GrammarCompiler | None = None) -> None:
         self._grammars = grammars
+        self._drawer = Drawer()
 
     def sample(self, logits: torch.Tensor, rules: Sequence[TokenRules]) -> Sampled:
         """Chooses one token for each row.
@@ -87,7 +88,7 @@ class Sampler:
         if edited:
             self._choose_edited(logits, rules, edited, sampled)
         if drawn:
-            chosen = draw(logits, drawn, [rules[row] for row in drawn])
+            chosen = self._drawer.draw(logits, drawn, [rules[row] for row in drawn])
             for row, token_id in zip(drawn, chosen, strict=True):
                 sampled.token_ids[row] = token_id
         reported = [row for row in reported if row not in sampled.stuck]
@@ -110,7 +111,7 @@ class Sampler:
             else:
                 drawn.append(index)
         if drawn:
-            chosen = draw(own, drawn, [rules[rows[index]] for index in drawn])
+            chosen = self._drawer.draw(own, drawn, [rules[rows[index]] for index in drawn])
             for index, token_id in zip(drawn, chosen, strict=True):
                 sampled.token_ids[rows[index]] = token_id
 
