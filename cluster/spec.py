@@ -46,7 +46,7 @@ class PoolSpec(_Section):
 
     replicas: int = Field(default=1, ge=0, le=1024, description="Worker processes.")
     threads: int = Field(
-        default=0, ge=0, le=1024, description="Threads of each; 0 divides the machine's cores among all."
+        default=0, ge=0, le=1024, description="Threads of each; 0: one for each core of its machine."
     )
     cpus: float = Field(
         default=0.0, ge=0, description="Ray CPUs that each reserves; 0 lets Ray place it anywhere."

@@ -35,5 +35,5 @@ def test_a_context_that_is_whole_or_meant_short_is_not_told() -> None:
 def test_engines_get_what_the_spec_says() -> None:
     spec = DeploymentSpec(swap_memory=0, max_decode_slowdown=2.0)
     model = ModelEntry(name="m", path=Path("unused"))
-    for plan in plan_workers(spec, model, "redis://unused"):
+    for plan in plan_workers(spec, model, "redis://unused", Path("kernels"), Path("logs")):
         assert (plan.engine.swap_memory_bytes, plan.engine.max_decode_slowdown) == (0, 2.0)
