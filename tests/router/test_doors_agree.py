@@ -38,6 +38,11 @@ HTTP_ALONE = {
     "safety_identifier": "no effect",
     "prompt_cache_key": "no effect",
     "metadata": "no effect",
+    "response_format": "OpenAI's form of structured_outputs",
+    "guided_json": "former name of structured_outputs.json",
+    "guided_regex": "the same of its regex",
+    "guided_choice": "the same of its choice",
+    "guided_grammar": "the same of its grammar",
 }
 GRPC_ALONE = {
     "chat": "an input",
@@ -47,10 +52,12 @@ GRPC_ALONE = {
     "prompt_options": "the same",
     "request_id": "HTTP has the header x-request-id",
     "trace": "OpenAI's answers have no timeline",
+    "named_tool": "OpenAI's tool_choice is a word or an object",
 }
 # The same parameter, described for other names or other types.
 RANGES_THAT_DIFFER = {
     "seed": "the message has an unsigned number, JSON any",
+    "tool_choice": "the same",
     "model": "the list of models has another name, and OpenAI's clients always send the model",
 }
 
@@ -76,7 +83,13 @@ def http_fields(*models: type[BaseModel]) -> dict[str, FieldInfo]:
     return {name: field for model in models for name, field in model.model_fields.items()}
 
 
-GRPC = {**proto_fields("SamplingOptions"), **proto_fields("PromptOptions"), **proto_fields("GenerateRequest")}
+OF_CHATS = {name: text for name, text in proto_fields("Chat").items() if name != "messages"}
+GRPC = {
+    **proto_fields("SamplingOptions"),
+    **proto_fields("PromptOptions"),
+    **proto_fields("GenerateRequest"),
+    **OF_CHATS,
+}
 HTTP = http_fields(ChatCompletionRequest, CompletionRequest)
 SHARED = http_fields(SamplingOptions, ChatOptions)
 
@@ -92,7 +105,8 @@ def test_a_chat_takes_what_a_plain_prompt_takes() -> None:
     chat, plain = ChatCompletionRequest.model_fields.keys(), CompletionRequest.model_fields.keys()
     assert plain - chat == {"prompt", "best_of", "echo"}
     template = ChatOptions.model_fields.keys() - plain
-    assert chat - plain == {"messages", "max_completion_tokens", "top_logprobs", *template}
+    of_chats = {*OF_CHATS.keys() - GRPC_ALONE.keys(), "include_reasoning"}
+    assert chat - plain == {"messages", "max_completion_tokens", "top_logprobs", *template, *of_chats}
 
 
 def test_tokenizing_takes_what_makes_a_prompt() -> None:
@@ -100,13 +114,15 @@ def test_tokenizing_takes_what_makes_a_prompt() -> None:
     assert options == ChatOptions.model_fields.keys()
     assert options <= TokenizeRequest.model_fields.keys()
     own = proto_fields("TokenizeRequest").keys() - {"chat", "prompt_options"}
-    assert own == TokenizeRequest.model_fields.keys() - options - {"messages"}
+    assert own == TokenizeRequest.model_fields.keys() - options - {"messages", "tools"}
 
 
 def test_the_sdk_takes_what_grpc_takes() -> None:
-    inputs = {"prompt", "chat", "token_ids", "sampling", "prompt_options"}
-    assert get_type_hints(GenerateOptions).keys() - {"timeout"} == GRPC.keys() - inputs
-    assert get_type_hints(PromptOptions).keys() == proto_fields("PromptOptions").keys()
+    parts = {"prompt", "chat", "token_ids", "sampling", "prompt_options", "structured_outputs"}
+    expected = (GRPC.keys() - parts) | proto_fields("StructuredOutputs").keys()
+    assert get_type_hints(GenerateOptions).keys() - {"timeout"} == expected
+    of_prompts = OF_CHATS.keys() - {"parallel_tool_calls"}
+    assert get_type_hints(PromptOptions).keys() == proto_fields("PromptOptions").keys() | of_prompts
     for name in get_type_hints(GenerateOptions):
         described = (PromptOptions.__doc__ or "") + (GenerateOptions.__doc__ or "")
         assert re.search(rf"^ {{8}}{name}: \S", described, re.MULTILINE), name
