@@ -13,11 +13,11 @@ class Environment:
     """What the environment says.
 
     Attributes:
-        home: KVRELAY_HOME, default ~/.cache/kvrelay: models, logs and state files.
+        home: KVRELAY_HOME, default ~/.cache/kvrelay: models, logs, state files and built kernels.
         api_key: KVRELAY_API_KEY, for servers and clients; empty for none.
         log_level: KVRELAY_LOG_LEVEL, below what a spec or an option says; empty for none.
         log_format: KVRELAY_LOG_FORMAT, likewise.
-        python_path: PYTHONPATH, handed on to the processes that are started.
+        python_path: PYTHONPATH, handed on to the processes that are started (see `import_path`).
     """
 
     home: Path
@@ -27,13 +27,24 @@ class Environment:
     python_path: str
 
     @property
+    def import_path(self) -> str:
+        """PYTHONPATH of the processes that are started: the folders of our own packages come first."""
+        root = Path(__file__).resolve().parent.parent
+        return os.pathsep.join(filter(None, [str(root), str(root / "client"), self.python_path]))
+
+    @property
     def run_dir(self) -> Path:
         """State files of running deployments."""
         return self.home / "run"
 
     @property
+    def kernel_dir(self) -> Path:
+        """Kernels for the CPU that were built where the installation brought none."""
+        return self.home / "kernels"
+
+    @property
     def log_dir(self) -> Path:
-        """Logs of the router and of the embedded Redis."""
+        """Logs of the router, the embedded Redis and the workers of a local Ray."""
         return self.home / "logs"
 
 

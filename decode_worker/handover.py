@@ -231,7 +231,7 @@ class Handover:
         failing = asyncio.create_task(reads.failed())
         failing.add_done_callback(lambda _: self._lease.poke())
         try:
-            next_block = reservation.num_cached_tokens // self._block_size
+            next_block = reservation.num_unread_tokens // self._block_size
             while True:
                 end = self._readable_blocks()
                 if end > next_block:

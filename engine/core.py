@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -21,7 +21,10 @@ from engine.config import EngineConfig
 from engine.grammar.base import GrammarCompiler, GrammarError, GrammarMatcher
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
+from engine.kv.host_pool import HostPool
+from engine.kv.swap import SwapSpace
 from engine.models.base import CausalLM
+from engine.prefill_budget import PrefillBudget
 from engine.runner import ModelRunner
 from engine.sampling import limits
 from engine.sampling.rules import TokenRules
@@ -30,10 +33,14 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
 from engine.step import StepRecorder
+from engine.step_cost import StepCost
 from engine.stopping import finish_reason
 
 # What a handover has begun and has to end itself.
 _OF_HANDOVERS = (SequenceStatus.ASKING, SequenceStatus.RESERVED)
+
+# Steps' worth of prompt tokens that a burst may run unbounded after its first sequence decodes.
+_BURST_STEPS = 4
 
 
 class LLMEngine:
@@ -47,6 +54,7 @@ class LLMEngine:
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
         grammars: compiles grammars for the model's vocabulary; without it requests with one are refused.
+        clock: monotonic seconds, by which sequences are timed and steps and copies measured.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -54,7 +62,8 @@ class LLMEngine:
 
     Raises:
         ValueError: the configured `max_model_len` exceeds the model's or the pool, or the pool's block
-            size is not the configured one.
+            size is not the configured one; or a limit is out of its range.
+        KvMemoryError: the memory to swap to is not there.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class LLMEngine:
         config: EngineConfig,
         hasher: BlockHasher,
         grammars: GrammarCompiler | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
@@ -71,14 +81,27 @@ class LLMEngine:
         self.max_model_len = _max_model_len(model, config, num_blocks)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
+        window = model.config.largest_window
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_blocks=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
+            # A window as long as every context is none.
+            window=window if window < self.max_model_len else 0,
+        )
+        self._clock = clock
+        self._cost = StepCost()
+        self._swap = SwapSpace(
+            HostPool(kv, config.swap_memory_bytes), lambda: self._cost.prefill_s_per_token, clock
         )
         self._scheduler = Scheduler(
-            self._blocks, config.max_batched_tokens, config.max_running, config.prefill_chunk
+            self._blocks,
+            PrefillBudget(self._cost, config.max_decode_slowdown, _BURST_STEPS * config.max_batched_tokens),
+            self._swap,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=config.max_running,
+            prefill_chunk=config.prefill_chunk,
         )
         self._runner = ModelRunner(model, kv, self._blocks.tables, Sampler(grammars))
         self._grammars = grammars
@@ -87,7 +110,7 @@ class LLMEngine:
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size)
+        self._recorder = StepRecorder(config.block_size, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -113,14 +136,14 @@ class LLMEngine:
             sequence = self._new_sequence(request, hold=False)
             # They come with the handover.
             sequence.prompt_logprobs = None
-        hits = self._scheduler.reserve(sequence)
-        if hits is None:
+        unread = self._scheduler.reserve(sequence)
+        if unread is None:
             return None
         context_blocks = self._blocks.blocks_for(request.num_context_tokens)
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
-            num_cached_tokens=hits,
+            num_unread_tokens=unread,
         )
 
     def adopt(
@@ -179,11 +202,15 @@ class LLMEngine:
         recorder = self._recorder
         recorder.begin()
         self._emit_adopted()
-        schedule = self._scheduler.schedule(time.monotonic())
+        schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
-            start_unix_ns = time.time_ns()
+            start_s, start_unix_ns = self._clock(), time.time_ns()
             result = self._runner.run(schedule)
             end_unix_ns = time.time_ns()
+            # Only a step that drew tokens has waited for the device, and only a sound one is typical.
+            if result.tokens and not result.failures:
+                decodes = schedule.num_decodes
+                self._cost.observe(decodes, schedule.num_tokens - decodes, self._clock() - start_s)
             for index, (sequence, num_run) in enumerate(
                 zip(schedule.sequences, schedule.counts, strict=True)
             ):
@@ -197,6 +224,7 @@ class LLMEngine:
                 self._blocks.seal(sequence)
                 if sequence.prompt_logprobs is not None:
                     sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+                self._blocks.drop_behind_window(sequence)
                 if sequence.hold:
                     recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
                 token_id = result.tokens.get(index)
@@ -210,7 +238,7 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
         pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
-        queued = sum(s.num_tokens for s in scheduler.waiting)
+        queued = sum(s.num_tokens - (s.swapped.num_tokens if s.swapped else 0) for s in scheduler.waiting)
         queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
         return EngineStats(
             running=len(scheduler.running),
@@ -224,7 +252,12 @@ class LLMEngine:
             prompt_tokens_total=totals.prompt_tokens,
             cached_tokens_total=totals.cached_tokens,
             generated_tokens_total=totals.generated_tokens,
-            preemptions_total=scheduler.preemptions,
+            preemptions_total=scheduler.recomputes + scheduler.swaps,
+            swaps_total=scheduler.swaps,
+            swap_blocks_total=self._swap.total,
+            swap_blocks_used=self._swap.used,
+            swapped_out_blocks_total=self._swap.blocks_out_total,
+            swapped_in_blocks_total=self._swap.blocks_in_total,
         )
 
     def cached_block_hashes(self) -> list[bytes]:
@@ -267,8 +300,9 @@ class LLMEngine:
             )
         if request.num_context_tokens >= self.max_model_len:
             raise RequestTooLargeError(
-                f"{request.num_context_tokens} tokens leave no room for an answer: "
-                f"prompt and answer together can have {self.max_model_len}"
+                f"{request.num_context_tokens} tokens leave no room for an answer: prompt and answer "
+                f"together can have {self.max_model_len}; shorten the prompt, or serve with a larger "
+                "max_model_len and the KV memory for it"
             )
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
@@ -285,7 +319,7 @@ class LLMEngine:
             self._vocab_size,
             self._matcher(request),
         )
-        sequence = EngineSequence(request, next(self._arrivals), hold, time.monotonic())
+        sequence = EngineSequence(request, next(self._arrivals), hold, self._clock())
         sequence.rules = rules
         self._sequences[request.request_id] = sequence
         return sequence

@@ -39,7 +39,8 @@ EOF
 }
 
 # The folder is part of it: a virtual environment that was moved does not work.
-wanted=$(cat pyproject.toml client/pyproject.toml scripts/install.sh <(pwd) | sha256sum)
+wanted=$(cat pyproject.toml client/pyproject.toml scripts/install.sh engine/ops/cpu/{build.py,kernels.cpp} <(pwd) |
+    sha256sum)
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; then
     exit 0
 fi
@@ -58,4 +59,6 @@ if ! has_torch; then
 fi
 echo "Installing kvrelay and what it needs"
 "$VENV/bin/python" -m pip install --disable-pip-version-check -e client -e '.[dev]'
+# Says it where there is no compiler; the engine does without.
+"$VENV/bin/python" -m engine.ops.cpu.build
 echo "$wanted" >"$STAMP"

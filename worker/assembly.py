@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.api import Engine
+from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.grammar.base import GrammarCompiler
 from engine.grammar.guidance import GuidanceCompiler
-from engine.kv.storage import allocate_pool, block_bytes, blocks_in_budget
+from engine.kv.storage import SCRATCH_BLOCKS, allocate_pool, block_bytes, blocks_in_budget
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
@@ -37,6 +38,7 @@ class Assembly:
         transports: by name, best first.
         max_model_len: tokens of prompt and answer together.
         grammars: compiles for the engine; None where the model folder has no usable tokenizer.json.
+        model_context_tokens: what the model itself can take.
     """
 
     engine: Engine
@@ -45,6 +47,7 @@ class Assembly:
     transports: Mapping[str, Transport]
     max_model_len: int
     grammars: GrammarCompiler | None
+    model_context_tokens: int
 
     @property
     def max_context_tokens(self) -> int:
@@ -58,7 +61,7 @@ def assemble(config: WorkerConfig) -> Assembly:
     Raises:
         ModelError: the folder or the dtype cannot be used.
         KvMemoryError: the pool does not fit.
-        ValueError: an unknown transport or attention backend, or limits that exceed the model's.
+        ValueError: an unknown transport, attention backend, quantization or ops, or limits that exceed the model's.
     """
     settings = config.engine
     if settings.threads:
@@ -66,17 +69,22 @@ def assemble(config: WorkerConfig) -> Assembly:
     model = load_model(
         settings.model_dir,
         dtype=settings.dtype,
+        ops=settings.ops,
+        quantization=settings.quantization,
         attention_backend=settings.attention_backend,
         device=settings.device,
+        context_length=settings.max_model_len,
+        kernel_cache=settings.kernel_cache,
     )
     dtype = torch_dtype(settings.dtype)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks or blocks_in_budget(settings.kv_memory_bytes, bytes_per_block)
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
-    revision = model_revision(settings.model_dir)
+    revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
     engine = LLMEngine(model, pool, settings, hasher, grammars)
+    _warn_of_short_context(settings, model.config, num_blocks * settings.block_size, bytes_per_block)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
@@ -89,7 +97,23 @@ def assemble(config: WorkerConfig) -> Assembly:
         ),
         transports=_open_transports(config, region),
         max_model_len=engine.max_model_len,
+        model_context_tokens=model.config.max_position_embeddings,
         grammars=grammars,
+    )
+
+
+def _warn_of_short_context(
+    settings: EngineConfig, model: ModelConfig, held: int, bytes_per_block: int
+) -> None:
+    """A context that the pool cuts short is no error, but nobody should have to find it out by a refusal."""
+    wanted = model.max_position_embeddings
+    if settings.max_model_len or held >= wanted:
+        return
+    needed = (-(-wanted // settings.block_size) + SCRATCH_BLOCKS) * bytes_per_block
+    logger.warning(
+        f"the KV pool holds {held} tokens, so prompt and answer together can have no more, though the model "
+        f"takes {wanted}: a KV memory of {needed} bytes would hold them",
+        extra=fields(pool_tokens=held, model_tokens=wanted, needed_bytes=needed),
     )
 
 
@@ -110,6 +134,7 @@ def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identi
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
+        sliding_window=model.largest_window,
     )
     return Identity(
         model=config.model_name,

@@ -144,6 +144,7 @@ class WorkerRuntime:
             layout=layout_to_wire(self.layout),
             num_blocks=self.host.stats.blocks_total,
             max_model_len=self._assembly.max_model_len,
+            model_context_tokens=self._assembly.model_context_tokens,
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)
@@ -201,6 +202,11 @@ class WorkerRuntime:
                 cached_tokens_total=engine.cached_tokens_total,
                 generated_tokens_total=engine.generated_tokens_total,
                 preemptions_total=engine.preemptions_total,
+                swaps_total=engine.swaps_total,
+                swap_blocks_total=engine.swap_blocks_total,
+                swap_blocks_used=engine.swap_blocks_used,
+                swapped_out_blocks_total=engine.swapped_out_blocks_total,
+                swapped_in_blocks_total=engine.swapped_in_blocks_total,
                 transfer_bytes_total=now.transfer_bytes,
                 transfer_seconds_total=now.transfer_seconds,
             ),

@@ -41,6 +41,15 @@ Dtype = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|int8",
+        help="Of the weights. Default: none.",
+        show_default=False,
+        rich_help_panel=_MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -74,6 +83,16 @@ KvMemory = Annotated[
     typer.Option(
         metavar="SIZE",
         help="KV pool of each worker, such as 512MiB. Default: 1GiB.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+SwapMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of each worker for the KV of preempted requests; 0: it is computed again. "
+        "Default: 512MiB.",
         show_default=False,
         rich_help_panel=_CLUSTER,
     ),
@@ -174,11 +193,13 @@ def deployment_overrides(
     model: str | None,
     served_name: str | None,
     dtype: str | None,
+    quantization: str | None,
     max_model_len: int | None,
     prefill: int | None,
     decode: int | None,
     threads: int | None,
     kv_memory: str | None,
+    swap_memory: str | None,
     block_size: int | None,
     redis: str | None,
     ray_address: str | None,
@@ -197,12 +218,14 @@ def deployment_overrides(
         Override("model", model, "--model"),
         Override("served_name", served_name, "--served-name"),
         Override("dtype", dtype, "--dtype"),
+        Override("quantization", quantization, "--quantization"),
         Override("max_model_len", max_model_len, "--max-model-len"),
         Override("prefill.replicas", prefill, "--prefill"),
         Override("decode.replicas", decode, "--decode"),
         Override("prefill.threads", threads, "--threads"),
         Override("decode.threads", threads, "--threads"),
         Override("kv_memory", kv_memory, "--kv-memory"),
+        Override("swap_memory", swap_memory, "--swap-memory"),
         Override("block_size", block_size, "--block-size"),
         Override("redis.url", redis, "--redis"),
         Override("ray.address", ray_address, "--ray-address"),

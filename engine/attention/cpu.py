@@ -15,8 +15,9 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
-from engine.ops.cpu.library import Kernels, Step, load_kernels
-from engine.ops.cpu.ops import Buffers
+from engine.ops.base import Ops
+from engine.ops.cpu.library import Kernels, Step
+from engine.ops.cpu.ops import Buffers, CpuOps
 
 HEAD_DIM_MULTIPLE = 16
 MAX_HEAD_DIM = 512
@@ -85,14 +86,18 @@ def _heads_whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if stride[2] == 1 and stride[1] == tensor.shape[2] else tensor.contiguous()
 
 
-def create(config: ModelConfig) -> AttentionBackend:
-    """Makes the backend. Raises ValueError for a head size that the kernels do not take."""
-    if config.head_dim % HEAD_DIM_MULTIPLE or config.head_dim > MAX_HEAD_DIM:
+def fits(config: ModelConfig) -> bool:
+    """Whether the kernels take the model's heads."""
+    return config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM
+
+
+def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+    """Makes the backend. Raises ValueError for other ops than the CPU's and for heads that do not fit."""
+    if not isinstance(ops, CpuOps):
+        raise ValueError("attention backend 'cpu' needs ops 'cpu'")
+    if not fits(config):
         raise ValueError(
             f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
             f"{MAX_HEAD_DIM}, not {config.head_dim}"
         )
-    kernels = load_kernels()
-    if kernels is None:
-        raise ValueError("attention backend 'cpu' needs its kernels, which are not built")
-    return CpuAttention(config, kernels)
+    return CpuAttention(config, ops.kernels)

@@ -7,6 +7,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.ops.base import Ops
 
 
 class ReferenceAttention:
@@ -50,6 +51,6 @@ class ReferenceAttention:
         return output.flatten(1)
 
 
-def create(config: ModelConfig) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
     """Makes the reference backend."""
     return ReferenceAttention(config)

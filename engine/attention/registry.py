@@ -1,4 +1,4 @@
-"""Finds attention backends: any module of this package that defines `create(config) -> AttentionBackend`."""
+"""Finds attention backends: any module here that defines `create(config, ops) -> AttentionBackend`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Callable
 from functools import cache
 
 import engine.attention
+from engine.attention import cpu
 from engine.attention.base import AttentionBackend
 from engine.models.config import ModelConfig
+from engine.ops.base import Ops
+from engine.ops.cpu.ops import CpuOps
+
+AUTO = "auto"
 
 
 @cache
-def backends() -> dict[str, Callable[[ModelConfig], AttentionBackend]]:
+def backends() -> dict[str, Callable[[ModelConfig, Ops], AttentionBackend]]:
     """File name -> constructor of every backend."""
     modules = {
         module.name: importlib.import_module(f"{engine.attention.__name__}.{module.name}")
@@ -22,8 +27,16 @@ def backends() -> dict[str, Callable[[ModelConfig], AttentionBackend]]:
     return {name: module.create for name, module in sorted(modules.items()) if hasattr(module, "create")}
 
 
-def create_backend(name: str, config: ModelConfig) -> AttentionBackend:
-    """Makes a backend for one model. Raises ValueError naming the backends there are."""
+def create_backend(name: str, config: ModelConfig, ops: Ops) -> AttentionBackend:
+    """Makes a backend for one model; "auto" is the fastest for its operations.
+
+    Raises:
+        ValueError: no backend of that name, or it does not serve this model or these operations.
+    """
+    if name == AUTO:
+        name = "cpu" if isinstance(ops, CpuOps) and cpu.fits(config) else "sdpa"
     if name not in backends():
-        raise ValueError(f"attention backend {name!r} does not exist; there are {', '.join(backends())}")
-    return backends()[name](config)
+        raise ValueError(
+            f"attention backend {name!r} does not exist; there are {', '.join((AUTO, *backends()))}"
+        )
+    return backends()[name](config, ops)

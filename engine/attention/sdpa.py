@@ -19,6 +19,7 @@ from torch.nn import functional
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.ops.base import Ops
 
 _MAX_PADDING_BLOCKS = 32
 """Blocks of padding that a group of decodes takes on before a second call is cheaper."""
@@ -283,6 +284,6 @@ def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
     return tokens.transpose(0, 1)[None]
 
 
-def create(config: ModelConfig) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
     """Makes the SDPA backend."""
     return SdpaAttention(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.attention.registry import create_backend
+from engine.models.base import CausalLM
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
 from engine.models.errors import CheckpointError, ModelError
 from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
+from engine.models.upgrade import UpgradingModel
 from engine.models.weights import (
     DOWN,
     EMBEDDING,
@@ -30,8 +32,11 @@ from engine.models.weights import (
     layer_prefix,
 )
 from engine.ops.base import HeadNorms, Linear, Norm, Ops
-from engine.ops.registry import create_ops
+from engine.ops.cpu.build import DEFAULT_CACHE
+from engine.ops.registry import select_ops
+from engine.quantization.registry import quantization as quantization_of
 
+Pack = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -46,35 +51,52 @@ def load_model(
     model_dir: Path,
     *,
     dtype: str = "float32",
-    ops: str = "torch",
-    attention_backend: str = "sdpa",
+    ops: str = "auto",
+    quantization: str = "none",
+    attention_backend: str = "auto",
     device: str = "cpu",
     context_length: int = 0,
-) -> Decoder:
+    kernel_cache: Path | None = None,
+) -> CausalLM:
     """Loads config and weights and makes the model's attention backend.
 
     Args:
         model_dir: Hugging Face folder.
         dtype: "float32" or "bfloat16"; stored weights (fp32, bf16, fp16) are converted.
-        ops: name in `engine.ops.registry`.
-        attention_backend: file name in `engine/attention/`.
+        ops: name in `engine.ops.registry`. With "auto" a model whose kernels are still to be built serves at
+            once and becomes faster between two steps.
+        quantization: name in `engine.quantization.registry`: how the linear layers' weights are stored.
+        attention_backend: file name in `engine/attention/`, or "auto".
         device: torch device.
         context_length: most tokens that a context is to have; 0 is the model's own limit. Some rotary
             embeddings depend on it.
+        kernel_cache: folder for kernels that are built; None is `engine.ops.cpu.build.DEFAULT_CACHE`.
 
     Raises:
         ModelError: unsupported dtype, family or setting; weights missing, unknown, misshapen or corrupt.
-        ValueError: no such ops or attention backend.
+        ValueError: no such ops, quantization or attention backend, or not on this machine.
     """
     kind = torch_dtype(dtype)
+    store = quantization_of(quantization)
     config = read_config(model_dir, context_length)
-    arithmetic = create_ops(ops)
-    attention = create_backend(attention_backend, config)
-    checkpoint = read_checkpoint(model_dir)
-    check_weights(checkpoint, config)
-    with ExitStack() as stack:
-        weights = _assemble(config, _Reader(checkpoint, kind, device, stack), arithmetic)
-    return Decoder(config, weights, arithmetic, attention)
+    # A backend that needs the kernels cannot begin without them.
+    wanted = "cpu" if ops == "auto" and attention_backend == "cpu" else ops
+    selection = select_ops(wanted, device=device, dtype=kind, kernel_cache=kernel_cache or DEFAULT_CACHE)
+
+    def load(arithmetic: Ops) -> Decoder:
+        attention = create_backend(attention_backend, config, arithmetic)
+        checkpoint = read_checkpoint(model_dir)
+        check_weights(checkpoint, config)
+
+        def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            return arithmetic.pack(store(weight), bias)
+
+        with ExitStack() as stack:
+            weights = _assemble(config, _Reader(checkpoint, kind, device, stack), pack)
+        return Decoder(config, weights, arithmetic, attention)
+
+    model, later = load(selection.ops), selection.later
+    return model if later is None else UpgradingModel(model, lambda: load(later()))
 
 
 class _Reader:
@@ -123,22 +145,22 @@ class _Reader:
         return tensor
 
 
-def _assemble(config: ModelConfig, reader: _Reader, ops: Ops) -> DecoderWeights:
+def _assemble(config: ModelConfig, reader: _Reader, pack: Pack) -> DecoderWeights:
     embedding = reader.plain(EMBEDDING)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, reader, ops, layer) for layer in range(config.num_layers)),
+        layers=tuple(_layer(config, reader, pack, layer) for layer in range(config.num_layers)),
         final_norm=reader.norm(FINAL_NORM, config),
-        lm_head=ops.pack(_lm_head(config, reader, embedding)),
+        lm_head=pack(_lm_head(config, reader, embedding), None),
     )
 
 
-def _layer(config: ModelConfig, reader: _Reader, ops: Ops, layer: int) -> LayerWeights:
+def _layer(config: ModelConfig, reader: _Reader, pack: Pack, layer: int) -> LayerWeights:
     prefix, layout = layer_prefix(layer), config.layout
 
     def linear(modules: Sequence[str], biased: bool = False) -> Linear:
         bias = reader.plain(*(f"{prefix}{module}.bias" for module in modules)) if biased else None
-        return ops.pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
+        return pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
 
     def norm(name: str) -> Norm:
         return reader.norm(prefix + name, config)

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from engine.quantization.int8 import Int8Weight
+
 
 class Activation(StrEnum):
     """What a gated feed-forward layer applies to its gate."""
@@ -65,8 +67,11 @@ class Ops(Protocol):
     Results may live in buffers that the next call of the same operation overwrites: use or copy them first.
     """
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Lays out a weight [out, in] and a bias [out]; neither is kept."""
+    def pack(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Lays out a weight [out, in] and a bias [out]; neither is kept.
+
+        Inputs of an int8 weight are rounded as `engine.quantization.int8.round_inputs` does.
+        """
         ...
 
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -13,14 +13,16 @@ import torch
 from torch.nn import functional
 
 from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.quantization.int8 import Int8Weight, round_inputs
 
 
 @dataclass(frozen=True, slots=True)
 class TorchLinear:
-    """`weight` is [in, out], `bias` [out]."""
+    """`weight` is [in, out], `bias` [out]. `rounds_inputs`: the weight was int8."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    rounds_inputs: bool = False
 
     @property
     def in_features(self) -> int:
@@ -41,8 +43,10 @@ class TorchLinear:
 class TorchOps:
     """See the module; implements `engine.ops.base.Ops`."""
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Transposes the weight [out, in]."""
+    def pack(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Transposes the weight [out, in]. An int8 weight is widened again."""
+        if isinstance(weight, Int8Weight):
+            return TorchLinear(weight.dequantized().t().contiguous(), bias, rounds_inputs=True)
         return TorchLinear(weight.t().contiguous(), bias)
 
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -63,6 +67,8 @@ class TorchOps:
         assert isinstance(linear, TorchLinear)
         if norm is not None:
             hidden = self.rms_norm(hidden, norm)
+        if linear.rounds_inputs:
+            hidden = round_inputs(hidden)
         if linear.bias is None:
             result = hidden @ linear.weight
         else:

@@ -66,6 +66,7 @@ def test_version() -> None:
             "--reasoning-parser: router.reasoning_parser: 'deep' is not allowed: needs one of: "
             "auto, none, think",
         ),
+        (("up", "--swap-memory", "-1"), "--swap-memory: swap_memory: '-1' is not allowed"),
         (("up", "none.yaml"), "none.yaml: no such file"),
         (("up", "--cors-origin", "chat.example"), "--cors-origin: router.cors_origins"),
         (("up", "--prefill", "0", "--force-remote-prefill"), "force_remote_prefill needs prefill.replicas"),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
 
+from engine.attention.base import AttentionBackend
 from engine.attention.registry import backends, create_backend
 from engine.kv.storage import allocate_pool
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
+from engine.ops.base import Ops
+from engine.ops.cpu.build import DEFAULT_CACHE
+from engine.ops.registry import build_cpu_ops
+from engine.ops.torch_ops import TorchOps
 from tests.support.paged import make_batch
 
 CONFIG = ModelConfig(
@@ -110,9 +116,18 @@ def dense_attention(case: Case, layer: int, config: ModelConfig = CONFIG) -> tor
     return torch.stack(outputs).view(case.query.shape[0], -1)
 
 
+@cache
+def cpu_ops() -> Ops:
+    return build_cpu_ops(DEFAULT_CACHE)
+
+
+def make_backend(name: str, config: ModelConfig) -> AttentionBackend:
+    return create_backend(name, config, cpu_ops() if name == "cpu" else TorchOps())
+
+
 def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
     """All layers' outputs."""
-    backend = create_backend(name, config)
+    backend = make_backend(name, config)
     backend.begin(case.batch, case.kv)
     return [
         backend.attend(layer, case.query, case.key, case.value).clone() for layer in range(config.num_layers)
@@ -122,7 +137,11 @@ def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
 def test_backends_are_found_by_file_name() -> None:
     assert {"reference", "sdpa"} <= set(backends())
     with pytest.raises(ValueError, match=r"'nope' does not exist; there are .*sdpa"):
-        create_backend("nope", CONFIG)
+        create_backend("nope", CONFIG, TorchOps())
+    with pytest.raises(ValueError, match="'cpu' needs ops 'cpu'"):
+        create_backend("cpu", CONFIG, TorchOps())
+    with pytest.raises(ValueError, match="multiple of 16 .* not 24"):
+        create_backend("cpu", replace(CONFIG, head_dim=24), cpu_ops())
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -241,7 +260,7 @@ def test_sequences_may_share_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", backends())
 def test_a_backend_serves_batches_of_any_size_in_turn(name: str) -> None:
     """Buffers kept between steps must neither be too small nor leak an earlier step."""
-    backend = create_backend(name, CONFIG)
+    backend = make_backend(name, CONFIG)
     for seed, mix in enumerate((MIXES["one decode"], MIXES["chunks and decodes"], MIXES["chunk"])):
         case = make_case(mix, 16, CONFIG, torch.float32, seed)
         backend.begin(case.batch, case.kv)

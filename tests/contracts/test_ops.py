@@ -12,8 +12,8 @@ from engine.ops.base import Activation, HeadNorms, Norm, Ops
 from engine.ops.cpu.build import PACKAGED, build, supported_targets
 from engine.ops.cpu.library import load_kernels
 from engine.ops.cpu.ops import CpuOps
-from engine.ops.registry import create_ops
 from engine.ops.torch_ops import TorchOps
+from engine.quantization.int8 import quantize, round_inputs
 
 
 def _cpu(target_name: str) -> Ops:
@@ -153,11 +153,57 @@ def test_bits_do_not_depend_on_threads(cpu: Ops) -> None:
     linear, hidden = cpu.pack(normal(700, 300)), normal(250, 300, seed=1)
     expected = cpu.linear(hidden, linear).clone()
     for threads in (1, 3, 8):
-        cpu._kernels.set_threads(threads)
+        cpu.kernels.set_threads(threads)
         assert torch.equal(cpu.linear(hidden, linear), expected)
-    cpu._kernels.set_threads(2)
+    cpu.kernels.set_threads(2)
 
 
-def test_unknown_ops_are_named() -> None:
-    with pytest.raises(ValueError, match=r"'nope' do not exist; there are torch, cpu"):
-        create_ops("nope")
+INT8_SHAPES = [(1, 1), (64, 32), (65, 31), (200, 259), (1536, 70)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 13, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), INT8_SHAPES)
+def test_int8_linear(ops: Ops, inputs: int, outputs: int, rows: int) -> None:
+    """Against the definition, to rounding; and near the unquantised result."""
+    weight, bias = normal(outputs, inputs, seed=1), normal(outputs, seed=2)
+    norm = Norm(normal(inputs, seed=3), 1e-5)
+    hidden, residual = normal(rows, inputs, seed=4), normal(rows, outputs, seed=5)
+    stored = quantize(weight)
+    packed = ops.pack(stored, bias)
+    assert (packed.in_features, packed.out_features) == (inputs, outputs)
+    rounded = round_inputs(normed(hidden, norm).float()).double()
+    expected = rounded @ stored.dequantized().double().t() + bias
+    # A value that lies between two steps may fall to either: a step of one input moves the result by this.
+    step = (normed(hidden, norm).abs().amax() / 127 * weight.abs().amax()).item()
+    found = ops.linear(hidden, packed, norm=norm)
+    torch.testing.assert_close(found.double(), expected, atol=1.01 * step, rtol=1e-5)
+    assert ((found - expected).abs() < 1e-4 + 1e-5 * expected.abs()).double().mean() > 0.95
+    exact = normed(hidden, norm) @ weight.double().t() + bias
+    assert (found - exact).norm() < 0.025 * exact.norm()
+    target = residual.clone()
+    assert torch.equal(ops.linear(hidden, packed, norm=norm, residual=target), residual + found)
+
+
+def test_int8_zeros(ops: Ops) -> None:
+    packed = ops.pack(quantize(torch.zeros(40, 70)))
+    assert not ops.linear(normal(3, 70), packed).any()
+    packed = ops.pack(quantize(normal(40, 70)))
+    assert not ops.linear(torch.zeros(3, 70), packed).any()
+
+
+def test_int8_bits_are_those_of_every_cpu() -> None:
+    """Sums of integers are exact, so that only the order of the groups counts, and that is one."""
+    linears = [IMPLEMENTATIONS[name]() for name in CPU]
+    stored, hidden = quantize(normal(100, 300)), normal(9, 300, seed=1)
+    results = [each.linear(hidden, each.pack(stored)) for each in linears]
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), INT8_SHAPES)
+def test_int8_rows_do_not_depend_on_the_batch(cpu: Ops, inputs: int, outputs: int) -> None:
+    linear, norm = cpu.pack(quantize(normal(outputs, inputs))), Norm(normal(inputs, seed=1), 1e-5)
+    hidden = normal(300, inputs, seed=2)
+    alone = torch.cat([cpu.linear(hidden[row : row + 1], linear, norm=norm).clone() for row in range(12)])
+    for rows in (2, 7, 12, 200, 300):
+        assert torch.equal(cpu.linear(hidden[:rows], linear, norm=norm)[:12], alone[:rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -13,12 +14,13 @@ from tests.support.workers import LIMIT_S
 
 @dataclass
 class Reply:
-    """What came for one request. `events` counts token events; `offers` every index with its token."""
+    """What came for one request. `events` counts token events; `times_s` is when each token came."""
 
     first_index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
     end: decode_pb2.EndEvent | None = None
     ends: int = 0
     events: int = 0
@@ -38,6 +40,8 @@ class Reply:
         self.tokens.extend(event.token_ids[known:])
         assert len(event.logprobs) in (0, len(event.token_ids))
         self.logprobs.extend(event.logprobs[known:])
+        now_s = time.perf_counter()
+        self.times_s.extend(now_s for _ in event.token_ids[known:])
 
 
 class RouterClient:

@@ -95,6 +95,15 @@ def find(target: Target, cache: Path) -> Path | None:
     return None
 
 
+def require_compiler() -> str:
+    """Path of the C++ compiler. Raises BuildError where there is none."""
+    for name in _COMPILERS:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise BuildError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
+
+
 def build(target: Target, folder: Path) -> Path:
     """Builds the library into the folder unless it is there; seconds. Processes may do so at once.
 
@@ -104,9 +113,7 @@ def build(target: Target, folder: Path) -> Path:
     path = folder / target.file_name
     if path.is_file():
         return path
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise BuildError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
+    compiler = require_compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")

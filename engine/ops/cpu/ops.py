@@ -5,12 +5,13 @@ A row's result has the same bits in every batch. Results lie in buffers that are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from engine.ops.base import Activation, HeadNorms, Linear, Norm
 from engine.ops.cpu.library import Kernels
+from engine.quantization.int8 import GROUP, Int8Weight
 
 PANEL = 32
 """Columns of a panel of packed weights, as in kernels.cpp."""
@@ -20,19 +21,38 @@ _MAX_VIEWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """A weight in panels [ceil(out / 32), in, 32] fp32. `address` and `bias_address` are of the memory."""
+    """A weight in panels of 32 outputs, laid out as kernels.cpp says.
+
+    Attributes:
+        in_features: inputs.
+        out_features: outputs.
+        panels: fp32, or uint8 with 128 added.
+        scales: of an int8 weight's outputs; None for fp32.
+        bias: of the outputs, or None.
+    """
 
     in_features: int
     out_features: int
     panels: torch.Tensor
+    scales: torch.Tensor | None
     bias: torch.Tensor | None
-    address: int
-    bias_address: int | None
+    address: int = field(init=False)
+    scales_address: int | None = field(init=False)
+    bias_address: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for at every call: kept, for they do not change.
+        for name, tensor in (
+            ("address", self.panels),
+            ("scales_address", self.scales),
+            ("bias_address", self.bias),
+        ):
+            object.__setattr__(self, name, None if tensor is None else tensor.data_ptr())
 
     @property
     def nbytes(self) -> int:
         """What one pass reads from memory."""
-        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return sum(part.nbytes for part in (self.panels, self.scales, self.bias) if part is not None)
 
 
 class Buffers:
@@ -63,27 +83,33 @@ class CpuOps:
     """See the module; implements `engine.ops.base.Ops`."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._linear = Buffers()
         self._gated = Buffers()
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def pack(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
         """Copies the weight [out, in] into panels."""
-        out_features, in_features = weight.shape
-        weight = _plain(weight)
-        panels = self._kernels.allocate(-(-out_features // PANEL), in_features, PANEL, dtype=torch.float32)
-        self._kernels.pack(weight.data_ptr(), out_features, in_features, panels.data_ptr())
+        values, scales = (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, None)
+        out_features, in_features = values.shape
+        panels = -(-out_features // PANEL)
+        if scales is None:
+            values, pack = _plain(values), self.kernels.pack
+            memory = self.kernels.allocate(panels, in_features, PANEL, dtype=torch.float32)
+        else:
+            values, pack = values.contiguous(), self.kernels.pack_int8
+            fours = -(-in_features // GROUP) * GROUP // 4
+            memory = self.kernels.allocate(panels, fours, PANEL, 4, dtype=torch.uint8)
+        pack(values.data_ptr(), out_features, in_features, memory.data_ptr())
         if bias is not None:
             bias = _plain(bias).clone()
-        address = None if bias is None else bias.data_ptr()
-        return CpuLinear(in_features, out_features, panels, bias, panels.data_ptr(), address)
+        return CpuLinear(in_features, out_features, memory, scales, bias)
 
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension; new memory."""
         hidden = _plain(hidden)
         result = torch.empty_like(hidden)
         width = hidden.shape[-1]
-        self._kernels.rms_norm(
+        self.kernels.rms_norm(
             hidden.data_ptr(),
             hidden.numel() // width,
             width,
@@ -113,18 +139,14 @@ class CpuOps:
                 address = result.data_ptr()
         else:
             result, address = residual, _plain_address(residual)
-        self._kernels.linear(
-            hidden.data_ptr(),
-            rows,
-            linear.in_features,
-            None if norm is None else norm.weight.data_ptr(),
-            0.0 if norm is None else norm.eps,
-            linear.address,
-            linear.bias_address,
-            address,
-            linear.out_features,
-            residual is not None,
-        )
+        weight = None if norm is None else norm.weight.data_ptr()
+        eps = 0.0 if norm is None else norm.eps
+        inputs = (hidden.data_ptr(), rows, linear.in_features, weight, eps, linear.address)
+        outputs = (linear.bias_address, address, linear.out_features, residual is not None)
+        if linear.scales_address is None:
+            self.kernels.linear(*inputs, *outputs)
+        else:
+            self.kernels.linear_int8(*inputs, linear.scales_address, *outputs)
         return result
 
     def rotate(
@@ -137,7 +159,7 @@ class CpuOps:
         norms: HeadNorms | None = None,
     ) -> None:
         """Norms and rotates query and key heads in place."""
-        self._kernels.rotate(
+        self.kernels.rotate(
             _plain_address(heads),
             heads.stride(0),
             heads.shape[0],
@@ -158,7 +180,7 @@ class CpuOps:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         result, address = self._gated.get(rows, width)
         gelu = activation is Activation.GELU_TANH
-        self._kernels.gated(_plain_address(gate_up), rows, width, gelu, address)
+        self.kernels.gated(_plain_address(gate_up), rows, width, gelu, address)
         return result
 
 

@@ -1,0 +1,1 @@
+"""Ways to store weights in fewer bits, one file each."""
