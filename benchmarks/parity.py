@@ -114,14 +114,27 @@ def chunked(suite: Suite) -> Answers:
     return run_concurrently(engine, suite.requests, 8, "chunked")
 
 
-def preempted(suite: Suite) -> Answers:
+def preempted(suite: Suite, swap_memory_bytes: int = 0) -> Answers:
     """A pool too small for the batch: sequences are thrown out and computed anew."""
     longest = max(len(request.prompt_token_ids) for request in suite.requests)
     blocks = -(-(longest + suite.requests[0].sampling.max_tokens) // 16) + 2
-    engine = suite.engine(num_blocks=blocks, enable_prefix_cache=False, max_model_len=(blocks - 1) * 16)
-    answers = run_concurrently(engine, suite.requests, 24, "preempted")
-    suite.bars.require(engine.stats().preemptions_total > 0, "preempted: no preemption happened")
+    engine = suite.engine(
+        num_blocks=blocks,
+        enable_prefix_cache=False,
+        max_model_len=(blocks - 1) * 16,
+        swap_memory_bytes=swap_memory_bytes,
+    )
+    label = "swapped" if swap_memory_bytes else "preempted"
+    answers = run_concurrently(engine, suite.requests, 24, label)
+    stats = engine.stats()
+    happened = stats.swaps_total if swap_memory_bytes else stats.preemptions_total
+    suite.bars.require(happened > 0, f"{label}: it did not happen")
     return answers
+
+
+def swapped(suite: Suite) -> Answers:
+    """The same, their KV kept in host memory meanwhile."""
+    return preempted(suite, swap_memory_bytes=1 << 30)
 
 
 def batched(suite: Suite) -> Answers:
@@ -141,6 +154,7 @@ MODES: dict[str, Callable[[Suite], Answers]] = {
     "prefix_hit": prefix_hit,
     "chunked": chunked,
     "preempted": preempted,
+    "swapped": swapped,
     "batched": batched,
 }
 

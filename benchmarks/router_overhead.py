@@ -35,7 +35,9 @@ ROUNDS = 5
 
 
 @contextlib.asynccontextmanager
-async def _router(folder: Path, workers: Sequence[worker_pb2.WorkerInfo]) -> AsyncIterator[dict[str, str]]:
+async def router_process(
+    folder: Path, workers: Sequence[worker_pb2.WorkerInfo]
+) -> AsyncIterator[dict[str, str]]:
     """A router process that knows the workers; yields its addresses by door."""
     addresses = folder / "addresses.json"
     config = RouterConfig(
@@ -136,7 +138,7 @@ async def measure_router() -> Table:
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with (
-                _router(Path(folder), [prefill.info, decode.info]) as found,
+                router_process(Path(folder), [prefill.info, decode.info]) as found,
                 AsyncClient(found["grpc"]) as client,
                 httpx.AsyncClient(base_url=f"http://{found['http']}") as http,
                 grpc.aio.insecure_channel(decode.info.endpoint) as channel,

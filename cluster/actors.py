@@ -10,15 +10,19 @@ import asyncio
 import logging
 import os
 import pkgutil
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import ray.util
 
+from cluster.cores import usable_cores
 from cluster.plan import DECODE, PREFILL, WorkerPlan
 from cluster.processes import ProcessId, identify
+from cluster.worker_environment import prepare_worker_process
 from kvrelay.v1 import worker_pb2
 from telemetry import logs
 from worker.config import WorkerConfig
@@ -51,6 +55,14 @@ class WorkerService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ActorProcess:
+    """The process that bears an actor, and its Ray node."""
+
+    process: ProcessId
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartedWorker:
     """What `start` answers: the worker's description (a serialised WorkerInfo), process and Ray node."""
 
@@ -67,6 +79,8 @@ class WorkerActor:
     """
 
     def __init__(self, plan: WorkerPlan) -> None:
+        if plan.log_path is not None:
+            _write_output_to(plan.log_path)
         self._plan = plan
         self._service: WorkerService | None = None
         self._started: StartedWorker | None = None
@@ -75,12 +89,12 @@ class WorkerActor:
     def __repr__(self) -> str:
         return self._plan.actor_name
 
-    async def process(self) -> ProcessId:
+    async def process(self) -> ActorProcess:
         """The process that bears the actor now."""
         process = identify(os.getpid())
         if process is None:
             raise RuntimeError("cannot read /proc of this process")
-        return process
+        return ActorProcess(process, ray.get_runtime_context().get_node_id())
 
     async def start(self) -> StartedWorker:
         """Loads the model and serves. Again: the same answer. After a failure: another try."""
@@ -90,15 +104,17 @@ class WorkerActor:
         logs.configure(plan.worker_id, plan.log_level, plan.log_format)
         if self._service is not None:
             await self._service.stop()
-        node_id = ray.get_runtime_context().get_node_id()
+        bearer = await self.process()
+        threads = plan.engine.threads or usable_cores()
+        prepare_worker_process(threads)
         make: Callable[[WorkerConfig], WorkerService] = pkgutil.resolve_name(_SERVICES[plan.role])
         self._service = make(
             WorkerConfig(
                 worker_id=plan.worker_id,
                 incarnation=time.time_ns(),
-                node_id=node_id,
+                node_id=bearer.node_id,
                 model_name=plan.model_name,
-                engine=plan.engine,
+                engine=replace(plan.engine, threads=threads),
                 host=plan.host or self._node_address(),
                 redis_url=plan.redis_url,
                 index_namespace=plan.deployment,
@@ -108,7 +124,7 @@ class WorkerActor:
         )
         info = await self._service.start()
         self._watch = asyncio.create_task(self._end_with_engine(self._service))
-        self._started = StartedWorker(info.SerializeToString(), await self.process(), node_id)
+        self._started = StartedWorker(info.SerializeToString(), bearer.process, bearer.node_id)
         return self._started
 
     async def drain(self, timeout_s: float) -> int:
@@ -133,6 +149,17 @@ class WorkerActor:
         logging.shutdown()
         # Not exit_actor(): Ray restarts only what ended unasked.
         os._exit(1)
+
+
+def _write_output_to(path: Path) -> None:
+    """From now on: what libraries and a dying interpreter print too, not our own log lines alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
 
 
 class PrefillActor(WorkerActor):

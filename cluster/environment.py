@@ -17,7 +17,7 @@ class Environment:
         api_key: KVRELAY_API_KEY, for servers and clients; empty for none.
         log_level: KVRELAY_LOG_LEVEL, below what a spec or an option says; empty for none.
         log_format: KVRELAY_LOG_FORMAT, likewise.
-        python_path: PYTHONPATH, handed on to the processes that are started.
+        python_path: PYTHONPATH, handed on to the processes that are started (see `import_path`).
     """
 
     home: Path
@@ -25,6 +25,12 @@ class Environment:
     log_level: str
     log_format: str
     python_path: str
+
+    @property
+    def import_path(self) -> str:
+        """PYTHONPATH of the processes that are started: the folders of our own packages come first."""
+        root = Path(__file__).resolve().parent.parent
+        return os.pathsep.join(filter(None, [str(root), str(root / "client"), self.python_path]))
 
     @property
     def run_dir(self) -> Path:
@@ -38,7 +44,7 @@ class Environment:
 
     @property
     def log_dir(self) -> Path:
-        """Logs of the router and of the embedded Redis."""
+        """Logs of the router, the embedded Redis and the workers of a local Ray."""
         return self.home / "logs"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import ray.exceptions
 
-from cluster.actors import StartedWorker
+from cluster.actors import ActorProcess, StartedWorker
 from cluster.backoff import Backoff
 from cluster.plan import WorkerPlan
 from cluster.processes import ProcessId
@@ -23,6 +23,7 @@ from telemetry.logs import fields
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+_KILL_S = 10.0
 # After so many failures in a row a deployment that is starting gives up.
 _START_ATTEMPTS = 3
 
@@ -67,7 +68,8 @@ class ManagedWorker:
         self._on_change = on_change
         self._backoff = Backoff()
         self._actor: Any = None
-        self._last_served: ProcessId | None = None
+        # Processes of the actor that must not be asked again: the last that served, or hung.
+        self._done_with: ProcessId | None = None
 
     async def start(self) -> None:
         """First start. Raises WorkerStartError, RayError."""
@@ -118,7 +120,7 @@ class ManagedWorker:
 
     def _serves(self, started: StartedWorker) -> None:
         self.started = started
-        self._last_served = started.process
+        self._done_with = started.process
         self.info = worker_pb2.WorkerInfo.FromString(started.info)
         self.trouble = ""
         self._runtime.prepare_agent(started.node_id)
@@ -139,12 +141,14 @@ class ManagedWorker:
     async def _start_actor(self) -> StartedWorker:
         """Waits for Ray to have a new process for the actor, then for the worker to serve."""
         bound_s = self._health.start_timeout_s
+        bearer: ActorProcess | None = None
         try:
             async with asyncio.timeout(bound_s):
-                await self._await_process()
+                bearer = await self._await_process()
                 started: StartedWorker = await self._actor.start.remote()
                 return started
         except TimeoutError:
+            await self._replace(bearer)
             raise WorkerStartError(f"did not start within {bound_s:g} s", final=False) from None
         except ray.exceptions.RayTaskError as error:
             # Its own error, not a lost process: the reason is the user's to read, without a trace.
@@ -155,16 +159,27 @@ class ManagedWorker:
         except ray.exceptions.RayError as error:
             raise WorkerStartError(_first_line(error), final=False) from error
 
-    async def _await_process(self) -> None:
-        """Returns once a process bears the actor that has not served yet.
+    async def _replace(self, bearer: ActorProcess | None) -> None:
+        """Ends the process whose start hangs: asked again it would only go on hanging.
+
+        One that never said who it is cannot be signalled; Ray knows it all the same.
+        """
+        if bearer is None:
+            self._runtime.restart(self._actor)
+            return
+        self._done_with = bearer.process
+        await self._end(bearer)
+
+    async def _await_process(self) -> ActorProcess:
+        """Returns once a process bears the actor that is not done with.
 
         One in which the worker failed to start is asked again: Ray has no reason to replace it.
         """
         while True:
             try:
-                process: ProcessId = await self._actor.process.remote()
-                if self._last_served != process:
-                    return
+                bearer: ActorProcess = await self._actor.process.remote()
+                if self._done_with != bearer.process:
+                    return bearer
                 # Ray has not noticed yet that this process is gone.
             except ray.exceptions.ActorUnavailableError:
                 # Ray is restarting it.
@@ -225,10 +240,10 @@ class ManagedWorker:
             # The node does not answer: silence decides.
             return True
 
-    async def _end(self, started: StartedWorker) -> None:
+    async def _end(self, bearer: ActorProcess | StartedWorker) -> None:
         """A process that hangs holds its peers' reads open; only its end settles them."""
         try:
-            await asyncio.wait_for(self._runtime.kill(started.node_id, started.process), 10.0)
+            await asyncio.wait_for(self._runtime.kill(bearer.node_id, bearer.process), _KILL_S)
         except (TimeoutError, ray.exceptions.RayError) as error:
             logger.warning("kill failed", extra=fields(worker=self.plan.worker_id, reason=str(error)))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.model_store.store import ModelEntry
-from cluster.spec import DeploymentSpec, PoolSpec
+from cluster.spec import DeploymentSpec
 from engine.config import EngineConfig
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
@@ -34,6 +33,7 @@ class WorkerPlan:
         max_queue: requests admitted and not finished, at most.
         log_level: of the process.
         log_format: of the process.
+        log_path: file that all its output is appended to; None leaves it where Ray puts it.
     """
 
     deployment: str
@@ -49,6 +49,7 @@ class WorkerPlan:
     max_queue: int
     log_level: str
     log_format: str
+    log_path: Path | None
 
     @property
     def actor_name(self) -> str:
@@ -57,9 +58,17 @@ class WorkerPlan:
 
 
 def plan_workers(
-    spec: DeploymentSpec, model: ModelEntry, redis_url: str, kernel_cache: Path
+    spec: DeploymentSpec, model: ModelEntry, redis_url: str, kernel_cache: Path, log_dir: Path
 ) -> list[WorkerPlan]:
-    """All workers of the deployment, prefill first."""
+    """All workers of the deployment, prefill first.
+
+    Args:
+        spec: the deployment.
+        model: its model.
+        redis_url: of the prefix index.
+        kernel_cache: folder in which workers keep the CPU kernels that they build.
+        log_dir: folder of this machine for their logs; those on other machines have it not.
+    """
     # A Ray that is started here is bound to the loopback address, and so are its workers.
     host = "" if spec.ray.address else "127.0.0.1"
     plans: list[WorkerPlan] = []
@@ -71,10 +80,13 @@ def plan_workers(
             quantization=spec.quantization,
             block_size=spec.block_size,
             kv_memory_bytes=pool.kv_memory or spec.kv_memory,
+            swap_memory_bytes=spec.swap_memory,
             max_model_len=spec.max_model_len,
+            max_decode_slowdown=spec.max_decode_slowdown,
             max_batched_tokens=spec.max_batched_tokens,
             prefill_chunk=min(spec.prefill_chunk, spec.max_batched_tokens),
-            threads=_threads(spec, pool),
+            # None given: the worker takes what its own machine has (see WorkerActor).
+            threads=pool.threads,
             check_invariants=spec.debug.check_invariants,
             kernel_cache=kernel_cache,
         )
@@ -94,18 +106,29 @@ def plan_workers(
                 max_queue=spec.router.max_running,
                 log_level=spec.log.level,
                 log_format=spec.log.format,
+                log_path=None if spec.ray.address else log_dir / f"{role}-{number}.log",
             )
             for number in range(pool.replicas)
         ]
     return plans
 
 
-def _threads(spec: DeploymentSpec, pool: PoolSpec) -> int:
-    """More busy threads than cores make every barrier of every step wait for the scheduler."""
-    if pool.threads:
-        return pool.threads
-    workers = spec.prefill.replicas + spec.decode.replicas
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+def short_context(spec: DeploymentSpec, workers: Sequence[worker_pb2.WorkerInfo]) -> str:
+    """What to tell users where a KV pool holds less than the model's context; empty where none does.
+
+    A limit that the spec sets was meant, and is not told.
+    """
+    short = [info for info in workers if info.max_model_len < info.model_context_tokens]
+    if spec.max_model_len or not short:
+        return ""
+    info = min(short, key=lambda worker: worker.max_model_len)
+    # A pool has a block more than it hands out.
+    blocks = -(-info.model_context_tokens // spec.block_size) + 1
+    mebibytes = -(-blocks * info.layout.block_bytes // (1 << 20))
+    return (
+        f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the "
+        f"KV pool holds; for all {info.model_context_tokens} of the model: --kv-memory {mebibytes}MiB"
+    )
 
 
 def plan_router(
@@ -129,11 +152,14 @@ def plan_router(
         redis_url=redis_url,
         index_namespace=spec.name,
         policy=spec.router.policy,
+        tool_parser=spec.router.tool_parser,
+        reasoning_parser=spec.router.reasoning_parser,
         force_remote_prefill=spec.router.force_remote_prefill,
         max_running=spec.router.max_running,
         max_queued=spec.router.max_queued,
         drain_timeout_s=spec.health.drain_timeout_s,
         api_keys=(spec.router.api_key,) if spec.router.api_key else (),
+        cors_origins=spec.router.cors_origins,
         log_level=spec.log.level,
         log_format=spec.log.format,
         addresses_file=addresses_file,

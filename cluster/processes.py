@@ -122,6 +122,22 @@ def end_marked(instance: str, timeout_s: float, known: Iterable[ProcessId] = ())
             wait_for_end(process, deadline - time.monotonic())
 
 
+def children_named(parent: int, command: str) -> list[ProcessId]:
+    """Live children of a process whose command the kernel calls so (at most 15 characters of it)."""
+    found = []
+    for pid, its_parent in sorted(_parents().items()):
+        if its_parent == parent and _command(pid) == command and (process := identify(pid)) is not None:
+            found.append(process)
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return (_PROC / str(pid) / "comm").read_text().removesuffix("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
         text = (_PROC / str(pid) / "stat").read_text()

@@ -12,7 +12,7 @@ import os
 import secrets
 from pathlib import Path
 
-from cluster.environment import export
+from cluster.environment import Environment, export
 from cluster.spec import RaySpec
 
 # Ray prints a paragraph for each worker that dies. The supervisor says so itself, in a line.
@@ -21,7 +21,7 @@ _TOKEN_FILE = "ray_auth_token"
 _TOKEN_BYTES = 32
 
 
-def prepare_ray(home: Path, spec: RaySpec) -> Path | None:
+def prepare_ray(environment: Environment, spec: RaySpec) -> Path | None:
     """Before Ray is imported. Returns the file of a local Ray's token; None where we choose none."""
     export("RAY_DEDUP_LOGS_SKIP_REGEX", _NOT_PRINTED)
     if spec.address:
@@ -30,11 +30,15 @@ def prepare_ray(home: Path, spec: RaySpec) -> Path | None:
     export("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     export("RAY_USAGE_STATS_ENABLED", "0")
     export("RAY_AUTH_MODE", spec.auth)
+    # Its workers start ahead of need, before anybody could tell them one by one.
+    export("PYTHONPATH", environment.import_path)
+    # Ray's default of 15 is for batch jobs: any other process of the machine would come first.
+    export("RAY_worker_niceness", "0")
     if spec.auth != "token":
         return None
-    path = home / _TOKEN_FILE
+    path = environment.home / _TOKEN_FILE
     if not path.exists():
-        home.mkdir(parents=True, exist_ok=True)
+        environment.home.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(secrets.token_hex(_TOKEN_BYTES))

@@ -6,7 +6,6 @@ import logging
 import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,10 +21,16 @@ _NAMESPACE = "kvrelay"
 # No objects are passed through Ray; this is little more than its minimum.
 _OBJECT_STORE_BYTES = 100 << 20
 _CONNECT_S = 5.0
+# Ray's words for it, ray/_private/node.py.
+_TOO_SLOW = "timed out during startup"
 
 
 class RayError(Exception):
     """Ray cannot be started or reached; the message says what to do."""
+
+
+class RaySlowError(RayError):
+    """A local Ray did not start within the time that it gives itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,17 @@ class RayRuntime:
     Args:
         address: of an existing cluster; empty starts a local one.
         dashboard_port: of a local one.
-        python_path: folders that a local Ray's workers import from.
     """
 
-    def __init__(self, address: str, dashboard_port: int | None, python_path: str) -> None:
+    def __init__(self, address: str, dashboard_port: int | None) -> None:
         self._address = address
         self._dashboard_port = dashboard_port
-        self._python_path = python_path
         self._agents: dict[str, Any] = {}
 
     def connect(self) -> RayInfo:
         """Blocks for seconds. Must run in the main thread, with whose end the kernel ends a local Ray.
 
-        Raises RayError.
+        Raises RayError, of which RaySlowError may pass.
         """
         _require_listener(self._address)
         # Ray takes SIGTERM for itself, and would end this process in the middle of everything.
@@ -80,6 +83,8 @@ class RayRuntime:
                 )
         # Ray raises all kinds, a bare Exception too where a node has not started within its 30 s.
         except Exception as error:
+            if not self._address and _TOO_SLOW in str(error):
+                raise RaySlowError("Ray did not start within its own bound of 30 s") from error
             where = f"at {self._address}" if self._address else "on this machine"
             raise RayError(f"cannot use Ray {where}: {error}") from error
         finally:
@@ -95,10 +100,6 @@ class RayRuntime:
     def create_worker(self, plan: WorkerPlan) -> Any:
         """Handle of a new actor for the plan. Raises RayError where its name is taken."""
         actor_class: Any = ray.remote(ACTOR_CLASSES[plan.role])
-        threads = str(plan.engine.threads or 1)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        if not self._address:
-            variables["PYTHONPATH"] = self._python_path
         try:
             return actor_class.options(
                 name=plan.actor_name,
@@ -106,13 +107,17 @@ class RayRuntime:
                 resources=dict(plan.resources),
                 max_restarts=-1,
                 scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": variables},
             ).remote(plan)
         except ValueError as error:
             raise RayError(
                 f"Ray refuses the actor {plan.actor_name}: {error}; does a deployment named "
                 f"{plan.deployment!r} run already? --name gives this one another name"
             ) from error
+
+    @staticmethod
+    def restart(actor: Any) -> None:
+        """Ends the process of an actor, whatever it is, and has Ray start another."""
+        ray.kill(actor, no_restart=False)
 
     async def kill(self, node_id: str, process: ProcessId) -> bool:
         """SIGKILLs a process on its node. False where it is gone. Raises ray.exceptions.RayError."""
@@ -124,6 +129,10 @@ class RayRuntime:
         alive: bool = await self._agent(node_id).is_alive.remote(process)
         return alive
 
+    def abandon(self) -> None:
+        """Instead of `disconnect` where a local Ray's servers are gone: ends what is left of it here."""
+        self._agents.clear()
+
     def disconnect(self) -> None:
         """Ends all our actors and a local Ray. Blocks for seconds."""
         self._agents.clear()
@@ -132,14 +141,12 @@ class RayRuntime:
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:
             agent_class: Any = ray.remote(NodeAgent)
-            variables = {} if self._address else {"PYTHONPATH": self._python_path}
             self._agents[node_id] = agent_class.options(
                 num_cpus=0,
                 max_restarts=-1,
                 # A question asked while the agent restarts is asked again.
                 max_task_retries=-1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                runtime_env={"env_vars": variables},
             ).remote()
         return self._agents[node_id]
 
@@ -157,9 +164,3 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise RayError(f"ray.address: cannot connect to {address}: {error}") from None
-
-
-def source_roots() -> list[str]:
-    """Folders that hold our packages: the server side's, and the client's."""
-    root = Path(__file__).resolve().parent.parent
-    return [str(root), str(root / "client")]

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from cluster.backoff import Backoff
 from cluster.environment import inherited_environment
 from cluster.processes import ProcessId, identify
+from cluster.router_files import RouterFiles
 from cluster.routers import FIRST_REPORTS_S, PUSH_INTERVAL_S, RouterAddresses, TablePush
 from cluster.tether import start_tethered
 from kvrelay.v1 import router_pb2_grpc, worker_pb2
@@ -41,8 +42,8 @@ class RouterProcess:
     """Keeps one router running until its task is cancelled. Implements `cluster.routers.Routers`.
 
     Args:
-        config: its settings; `addresses_file` must be set.
-        run_dir: for its configuration file.
+        configure: gives its settings, with `addresses_file` that of `files`; asked for at the first start.
+        files: where it finds its settings and says where it listens.
         log_path: its output is appended here.
         python_path: folders it imports from.
         workers: the table to tell it, asked for at each push.
@@ -56,23 +57,22 @@ class RouterProcess:
 
     def __init__(
         self,
-        config: RouterConfig,
+        configure: Callable[[], RouterConfig],
         *,
-        run_dir: Path,
+        files: RouterFiles,
         log_path: Path,
         python_path: str,
         workers: Callable[[], Sequence[worker_pb2.WorkerInfo]],
         on_change: Callable[[], None],
     ) -> None:
-        if config.addresses_file is None:
-            raise ValueError("the router must be told where to write its addresses")
         self.addresses: RouterAddresses | None = None
         self.trouble = "starting"
         self.restarts = 0
-        self._config = config
-        self._addresses_file = config.addresses_file
-        self._config_path = run_dir / f"{config.router_id}.config.json"
+        self._configure = configure
+        self._config: RouterConfig | None = None
+        self._files = files
         self._log_path = log_path
+        self._log_start = 0
         self._python_path = python_path
         self._table = TablePush(workers)
         self._on_change = on_change
@@ -89,25 +89,33 @@ class RouterProcess:
         """Sends the table at once."""
         self._push_now.set()
 
-    async def start(self) -> None:
-        """Starts the router and tells it the workers. Raises RouterStartError."""
-        self._config_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        # It may hold an API key.
-        descriptor = os.open(self._config_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(self._config.model_dump_json())
-        self._addresses_file.unlink(missing_ok=True)
+    async def launch(self) -> None:
+        """Starts the process, which loads its code and waits for its settings. Raises OSError.
+
+        Not needed before `start`, but of use where those settings are still to come.
+        """
+        for file in (self._files.config, self._log_path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._files.remove()
         with self._log_path.open("ab") as log:
-            log_start = log.tell()
+            self._log_start = log.tell()
             self._process = await start_tethered(
-                [sys.executable, "-m", "router", "--config", str(self._config_path)],
+                [sys.executable, "-m", "router", "--config", str(self._files.config), "--wait"],
                 log=log,
                 environment=inherited_environment() | {"PYTHONPATH": self._python_path},
             )
-        addresses = await self._await_addresses(self._process, log_start)
+
+    async def start(self) -> None:
+        """Has the router serve and tells it the workers. Raises RouterStartError, OSError."""
+        if self._process is None or self._process.returncode is not None:
+            await self.launch()
+        if self._process is None:
+            raise AssertionError("launch starts a process")
+        config = self._config or self._configure()
+        self._write_config(config)
+        addresses = await self._await_addresses(self._process)
         # After a restart clients must find it where it was.
-        self._config = self._config.model_copy(
+        self._config = config.model_copy(
             update={
                 "http_port": _port(addresses.http),
                 "grpc_port": _port(addresses.grpc),
@@ -145,8 +153,15 @@ class RouterProcess:
 
     def clean_up(self) -> None:
         """Removes its files."""
-        self._config_path.unlink(missing_ok=True)
-        self._addresses_file.unlink(missing_ok=True)
+        self._files.remove()
+
+    def _write_config(self, config: RouterConfig) -> None:
+        """In one step, for it is waited for; readable by us only, for it may hold an API key."""
+        fresh = self._files.config.with_suffix(".tmp")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(config.model_dump_json())
+        fresh.replace(self._files.config)
 
     def _lost(self, reason: str) -> None:
         self.addresses = None
@@ -154,14 +169,14 @@ class RouterProcess:
         logger.warning("router lost", extra=fields(reason=reason))
         self._on_change()
 
-    async def _await_addresses(self, process: asyncio.subprocess.Process, log_start: int) -> RouterAddresses:
+    async def _await_addresses(self, process: asyncio.subprocess.Process) -> RouterAddresses:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             if process.returncode is not None:
-                raise RouterStartError(self._log_tail(log_start) or f"exit status {process.returncode}")
+                raise RouterStartError(self._log_tail(self._log_start) or f"exit status {process.returncode}")
             with contextlib.suppress(FileNotFoundError, ValidationError):
                 # Not there yet, or not written to its end.
-                return RouterAddresses.model_validate_json(self._addresses_file.read_text())
+                return RouterAddresses.model_validate_json(self._files.addresses.read_text())
             await asyncio.sleep(_POLL_S)
         await self._kill(process)
         raise RouterStartError(f"did not start within {_START_TIMEOUT_S:g} s; see {self._log_path}")

@@ -6,13 +6,18 @@ of errors, are `cluster.spec_loading`'s.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
+from engine.config import MAX_DECODE_SLOWDOWN
+from router.config import ORIGIN
 from router.policies.registry import policy_names
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
 
 
 def _size(value: object) -> object:
@@ -24,6 +29,9 @@ _RAY_OWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}")
 
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_SIZE)]
+SizeOrNone = Annotated[int, BeforeValidator(_size), Field(ge=0, le=MAX_SIZE)]
+# More busy threads than cores only wait for one another; a few times as many harm no trial.
+_THREADS_PER_CORE = 4
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -38,7 +46,7 @@ class PoolSpec(_Section):
 
     replicas: int = Field(default=1, ge=0, le=1024, description="Worker processes.")
     threads: int = Field(
-        default=0, ge=0, le=1024, description="Threads of each; 0 divides the machine's cores among all."
+        default=0, ge=0, le=1024, description="Threads of each; 0: one for each core of its machine."
     )
     cpus: float = Field(
         default=0.0, ge=0, description="Ray CPUs that each reserves; 0 lets Ray place it anywhere."
@@ -74,9 +82,24 @@ class RouterSpec(_Section):
     grpc_port: Port = Field(default=8001, description="gRPC; 0 takes a free one.")
     policy: str = Field(default="cost", description="File name in router/policies.")
     force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
-    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
-    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    tool_parser: str = Field(
+        default="auto",
+        description="How the model writes tool calls: auto (by its chat template), none, or a file name in "
+        "router/tools/parsers.",
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        description="Whether answers begin with reasoning: auto (by the chat template), none, or think.",
+    )
+    max_running: int = Field(
+        default=256, ge=1, description="Generations at once: prompts times choices of all requests."
+    )
+    max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     api_key: str = Field(default="", description="Asked for at both doors; KVRELAY_API_KEY sets it too.")
+    cors_origins: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Origins (http://host:port) whose pages may call from a browser; * for all.",
+    )
     external: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
         description=(
@@ -84,6 +107,14 @@ class RouterSpec(_Section):
             "started here, and of this section only max_running counts, the sum over all of them."
         ),
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not re.fullmatch(ORIGIN, origin):
+                raise ValueError(f"{origin!r} is neither http(s)://host:port nor *")
+        return value
 
     @field_validator("external")
     @classmethod
@@ -98,6 +129,20 @@ class RouterSpec(_Section):
         if self.http_port == self.grpc_port != 0:
             raise ValueError(f"http_port and grpc_port are both {self.http_port}; each door needs its own")
         return self
+
+    @field_validator("tool_parser")
+    @classmethod
+    def _known_tool_parser(cls, value: str) -> str:
+        if value not in tool_parser_names():
+            raise ValueError(f"needs one of: {', '.join(tool_parser_names())}")
+        return value
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning_parser(cls, value: str) -> str:
+        if value not in reasoning_parser_names():
+            raise ValueError(f"needs one of: {', '.join(reasoning_parser_names())}")
+        return value
 
     @field_validator("policy")
     @classmethod
@@ -186,6 +231,11 @@ class DeploymentSpec(_Section):
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a KV block.")
     kv_memory: Size = Field(default=1 << 30, description="KV pool of each worker, for example 1GiB.")
+    swap_memory: SizeOrNone = Field(
+        default=1 << 29,
+        description="Memory of each worker for the KV of preempted sequences, beside the pool; 0: it is "
+        "computed again.",
+    )
     max_model_len: int = Field(
         default=0,
         ge=0,
@@ -194,6 +244,11 @@ class DeploymentSpec(_Section):
     )
     max_batched_tokens: int = Field(default=512, ge=1, description="Token budget of one engine step.")
     prefill_chunk: int = Field(default=256, ge=1, description="Most prompt tokens of a sequence in a step.")
+    max_decode_slowdown: float = Field(
+        default=MAX_DECODE_SLOWDOWN,
+        description="A step that also computes prompts takes at most so many times as long as without, while "
+        "answers that ran before are being written; at least 1, 0 for no bound.",
+    )
     prefill: PoolSpec = PoolSpec()
     decode: DecodePoolSpec = DecodePoolSpec()
     router: RouterSpec = RouterSpec()
@@ -209,6 +264,25 @@ class DeploymentSpec(_Section):
             if pool.resources and not self.ray.address:
                 raise ValueError(f"{role}.resources needs ray.address: a Ray started here offers none")
         return self
+
+    @model_validator(mode="after")
+    def _threads_that_have_cores(self) -> DeploymentSpec:
+        most = _THREADS_PER_CORE * len(os.sched_getaffinity(0))
+        for role, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            # Of machines of a Ray elsewhere nothing is known here.
+            if pool.threads > most and not self.ray.address:
+                raise ValueError(
+                    f"{role}.threads is {pool.threads}, but this machine has "
+                    f"{most // _THREADS_PER_CORE} cores; at most {most}, or 0 to divide the cores"
+                )
+        return self
+
+    @field_validator("max_decode_slowdown")
+    @classmethod
+    def _a_slowdown(cls, value: float) -> float:
+        if value != 0 and value < 1:
+            raise ValueError("needs at least 1, or 0 for no bound")
+        return value
 
     @field_validator("max_model_len")
     @classmethod

@@ -10,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from cluster.embedded_redis import EmbeddedRedisError
 from cluster.environment import Environment, export
 from cluster.errors import SupervisorError
 from cluster.external_routers import ExternalRouters
 from cluster.guardian import Guardian
+from cluster.leftovers import clean_up_after
 from cluster.managed_worker import ManagedWorker, WorkerStartError
 from cluster.model_store.store import ModelEntry
-from cluster.plan import plan_router, plan_workers, served_name
+from cluster.plan import plan_router, plan_workers, served_name, short_context
 from cluster.ports import PortInUseError, require_free
 from cluster.processes import INSTANCE_VARIABLE, ProcessId, end_marked, identify, marked_processes
-from cluster.ray_runtime import RayError, RayInfo, RayRuntime, source_roots
+from cluster.ray_runtime import RayError, RayInfo, RayRuntime
+from cluster.ray_servers import RayLostError, RayServers
+from cluster.ray_start import connect_patiently
 from cluster.redis_check import RedisUnusableError, require_answer
 from cluster.redis_keeper import RedisKeeper
+from cluster.reporting import Reporter
+from cluster.router_files import RouterFiles
 from cluster.router_process import RouterProcess, RouterStartError
 from cluster.routers import Routers
 from cluster.spec import DeploymentSpec
@@ -37,12 +41,15 @@ from cluster.state import (
     remove_state,
     write_state,
 )
+from cluster.waiting import unless_fails, unless_set
 from kvrelay.v1 import worker_pb2
+from router.config import RouterConfig
 
 _START_ERRORS = (
     EmbeddedRedisError,
     PortInUseError,
     RayError,
+    RayLostError,
     RedisUnusableError,
     RouterStartError,
     StateFileError,
@@ -51,18 +58,6 @@ _START_ERRORS = (
 _WATCH_S = 0.5
 _STOP_WORKER_S = 5.0
 _SWEEP_S = 10.0
-
-
-class Reporter(Protocol):
-    """Shows what is going on to whoever started this."""
-
-    def begin(self, step: str) -> None:
-        """A step that may take a while begins; the one before is done."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something that the user should know."""
-        ...
 
 
 class Supervisor:
@@ -85,10 +80,9 @@ class Supervisor:
         self._instance = f"{spec.name}-{uuid.uuid4()}"
         self._phase = "starting"
         self._log_dir = environment.log_dir / spec.name
-        paths = [*source_roots(), *filter(None, [environment.python_path])]
-        self._python_path = os.pathsep.join(paths)
-        self._runtime = RayRuntime(spec.ray.address, spec.ray.dashboard_port, self._python_path)
+        self._runtime = RayRuntime(spec.ray.address, spec.ray.dashboard_port)
         self._ray: RayInfo | None = None
+        self._ray_servers: RayServers | None = None
         self._redis: RedisKeeper | None = None
         self._redis_url = spec.redis.url
         self._workers: list[ManagedWorker] = []
@@ -151,20 +145,37 @@ class Supervisor:
                 on_change=self._save,
             )
             self._redis_url = await self._redis.start()
+        if spec.router.external:
+            self._router = ExternalRouters(
+                spec.router.external, workers=self._serving, on_change=self._changed
+            )
+        else:
+            self._router = router = self._own_router()
+            # Ahead of need: it loads its code while Ray starts.
+            await router.launch()
         address = spec.ray.address
         self._reporter.begin(f"Connecting to Ray at {address}" if address else "Starting Ray")
         # Blocks the loop, in the main thread on purpose: see RayRuntime.connect.
-        self._ray = self._runtime.connect()
+        self._ray = connect_patiently(self._runtime, self._instance, self._reporter.note)
         self._save()
-        await self._start_workers()
-        self._require_reachable_redis()
-        await self._start_router()
+        if address:
+            await self._start_on_ray()
+        else:
+            self._ray_servers = RayServers()
+            await unless_fails(self._ray_servers.watch(), self._start_on_ray())
         self._phase = "ready"
         self._save()
         return self.state
 
+    async def _start_on_ray(self) -> None:
+        await self._start_workers()
+        self._require_reachable_redis()
+        if note := short_context(self._spec, self._serving()):
+            self._reporter.note(note)
+        await self._start_router()
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Watches and heals until `stop` is set."""
+        """Watches and heals until `stop` is set. Raises SupervisorError once that cannot be done any more."""
         router = self._router
         if router is None:
             raise AssertionError("run before start")
@@ -172,6 +183,8 @@ class Supervisor:
         work += [router.supervise(), self._watch_guardian()]
         if self._redis is not None:
             work.append(self._redis.supervise())
+        if self._ray_servers is not None:
+            work.append(self._ray_servers.watch())
         tasks = [asyncio.create_task(each) for each in work]
         waiting = asyncio.create_task(stop.wait())
         try:
@@ -179,6 +192,8 @@ class Supervisor:
             for task in done - {waiting}:
                 # Watching ends only by a defect: better to stop, loudly, than to serve unwatched.
                 task.result()
+        except RayLostError as error:
+            raise SupervisorError(str(error)) from error
         finally:
             for task in (waiting, *tasks):
                 task.cancel()
@@ -197,16 +212,20 @@ class Supervisor:
         self._save()
         if self._router is not None:
             self._reporter.begin("Stopping: waiting for running requests")
-            await _unless(hurry, self._router.stop(self._spec.health.drain_timeout_s + 5.0))
-            await _unless(hurry, self._drain_workers())
+            await unless_set(hurry, self._router.stop(self._spec.health.drain_timeout_s + 5.0))
+            await unless_set(hurry, self._drain_workers())
             await self._router.stop(0.0 if hurry.is_set() else 5.0)
             self._router.clean_up()
         self._reporter.begin("Stopping workers, Ray and Redis")
         # Now, while parents still tell whose children they are.
         known = await asyncio.to_thread(marked_processes, self._instance)
-        await asyncio.gather(*(worker.stop(_STOP_WORKER_S) for worker in self._workers))
-        if self._ray is not None:
-            self._runtime.disconnect()
+        if self._ray_servers is not None and self._ray_servers.lost:
+            # Nobody there can be asked for anything; what is left of it is swept up below.
+            self._runtime.abandon()
+        else:
+            await asyncio.gather(*(worker.stop(_STOP_WORKER_S) for worker in self._workers))
+            if self._ray is not None:
+                self._runtime.disconnect()
         if self._redis is not None:
             await self._redis.stop()
         await self._sweep(self._guardian, known)
@@ -232,12 +251,13 @@ class Supervisor:
                 f"`kvrelay down --name {name}` ends it, --name gives this one another name"
             )
         if state is not None:
-            # Its guardian has done this, unless the guardian was killed too.
-            end_marked(state.instance, _SWEEP_S)
+            clean_up_after(run_dir, state)
         self._owns_state = True
 
     async def _start_workers(self) -> None:
-        plans = plan_workers(self._spec, self._model, self._redis_url, self._environment.kernel_dir)
+        plans = plan_workers(
+            self._spec, self._model, self._redis_url, self._environment.kernel_dir, self._log_dir
+        )
         self._workers = [
             ManagedWorker(plan, self._runtime, self._spec.health, self._changed) for plan in plans
         ]
@@ -270,32 +290,33 @@ class Supervisor:
             )
 
     async def _start_router(self) -> None:
-        infos = self._serving()
-        if len(infos) < len(self._workers):
+        if self._router is None:
+            raise AssertionError("routers are named or launched first")
+        if len(self._serving()) < len(self._workers):
             raise SupervisorError("a worker was lost while the deployment started")
         external = self._spec.router.external
-        if external:
-            self._reporter.begin(f"Looking for routers at {', '.join(external)}")
-            self._router = ExternalRouters(external, workers=self._serving, on_change=self._changed)
-        else:
-            self._reporter.begin("Starting the router")
-            self._router = self._own_router(infos)
+        self._reporter.begin(
+            f"Looking for routers at {', '.join(external)}" if external else "Starting the router"
+        )
         await self._router.start()
 
-    def _own_router(self, workers: Sequence[worker_pb2.WorkerInfo]) -> RouterProcess:
-        run_dir = self._environment.run_dir
-        config = plan_router(
-            self._spec,
-            self._model,
-            workers,
-            redis_url=self._redis_url,
-            addresses_file=run_dir / f"{self._spec.name}.router-addresses",
-        )
+    def _own_router(self) -> RouterProcess:
+        files = RouterFiles.of(self._environment.run_dir, self._spec.name)
+
+        def configure() -> RouterConfig:
+            return plan_router(
+                self._spec,
+                self._model,
+                self._serving(),
+                redis_url=self._redis_url,
+                addresses_file=files.addresses,
+            )
+
         return RouterProcess(
-            config,
-            run_dir=run_dir,
+            configure,
+            files=files,
             log_path=self._log_dir / "router.log",
-            python_path=self._python_path,
+            python_path=self._environment.import_path,
             workers=self._serving,
             on_change=self._changed,
         )
@@ -372,17 +393,3 @@ class Supervisor:
 def _record(name: str, pid: int) -> ProcessRecord:
     process = identify(pid)
     return ProcessRecord(name=name, pid=pid, start_ticks=process.start_ticks if process else 0)
-
-
-async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work`, but not beyond the moment when `hurry` is set."""
-    working = asyncio.create_task(work)
-    hurrying = asyncio.create_task(hurry.wait())
-    try:
-        await asyncio.wait({working, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, hurrying):
-            task.cancel()
-        await asyncio.gather(working, hurrying, return_exceptions=True)

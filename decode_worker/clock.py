@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decode_worker.handover import HandedOver
 from engine.api import PrefillDone
 from kvrelay.v1 import common_pb2
+from worker.requests import logprobs_message
 
 
 @dataclass(slots=True)
@@ -36,6 +37,13 @@ class RequestClock:
         if self.handed_over is not None:
             return self.handed_over.finished.cached_tokens
         return self.local.cached_tokens if self.local is not None else 0
+
+    @property
+    def prompt_logprobs(self) -> list[common_pb2.TokenLogprobs]:
+        """Of the prompt's tokens from the second on, where they were asked for."""
+        if self.handed_over is not None:
+            return list(self.handed_over.finished.prompt_logprobs)
+        return [logprobs_message(each) for each in self.local.prompt_logprobs] if self.local else []
 
     def timeline(self, decode_worker: str, prefill_worker: str, trace: bool) -> common_pb2.Timeline:
         """The worker's part of the timeline; the router fills in its own."""

@@ -26,6 +26,7 @@ from kv_transfer.types import (
 from kv_transfer.wire import identity_from_wire, identity_to_wire, layout_to_wire
 from kvrelay.v1 import decode_pb2, prefill_pb2
 from telemetry.logs import fields
+from worker.requests import token_logprobs
 from worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ class Handover:
         if self._running is not None:
             self._running.cancel()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
     async def run(self) -> None:
         """Hands the sequence to the engine, in a task of its own.
 
@@ -150,8 +156,11 @@ class Handover:
                     transport=attached.transport,
                 )
             )
+            logprobs = (
+                token_logprobs(finished.first_logprobs) if finished.HasField("first_logprobs") else None
+            )
             await self._runtime.host.call(
-                lambda engine: engine.adopt(self._request.request_id, finished.first_token_id)
+                lambda engine: engine.adopt(self._request.request_id, finished.first_token_id, logprobs)
             )
             adopted = True
             self._lease.done()
@@ -222,7 +231,7 @@ class Handover:
         failing = asyncio.create_task(reads.failed())
         failing.add_done_callback(lambda _: self._lease.poke())
         try:
-            next_block = reservation.num_cached_tokens // self._block_size
+            next_block = reservation.num_unread_tokens // self._block_size
             while True:
                 end = self._readable_blocks()
                 if end > next_block:

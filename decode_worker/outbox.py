@@ -6,7 +6,11 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvrelay.v1 import decode_pb2
+from kvrelay.v1 import common_pb2, decode_pb2
+
+# A message with so many bytes of log probabilities takes no further answer. Peers take 64 MiB, and those of
+# one answer, 20 likeliest for each of 128k tokens, are 20 MiB.
+_FULL_BYTES = 8 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -15,6 +19,8 @@ class Answer:
 
     Attributes:
         first_index: index of `token_ids[0]` in the answer.
+        logprobs: one for each of `token_ids` where they are asked for, else none.
+        prompt_logprobs: sent with the first tokens.
         num_sent: leading tokens handed to the current stream.
         ended_at: when `end` was handed to a stream, seconds on the event loop's clock.
     """
@@ -23,7 +29,9 @@ class Answer:
     attempt: int
     first_index: int
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
+    prompt_logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
     end: decode_pb2.EndEvent | None = None
     num_sent: int = 0
     ended_at: float | None = None
@@ -42,9 +50,11 @@ class Answer:
             attempt=self.attempt,
             index=self.first_index + self.num_sent,
             token_ids=self.token_ids[self.num_sent :],
+            logprobs=self.logprobs[self.num_sent :],
         )
         if self.num_sent == 0:
             event.prefilled.cached_tokens = self.cached_tokens
+            event.prefilled.prompt_logprobs.extend(self.prompt_logprobs)
         self.num_sent = len(self.token_ids)
         return event
 
@@ -104,18 +114,28 @@ class Outbox:
                 await self._wake.wait()
 
     def take(self, step: int) -> decode_pb2.DecodeEvents:
-        """Everything that is to be sent now, as one message; a heartbeat where that is nothing."""
+        """What is to be sent now, as one message; a heartbeat where that is nothing.
+
+        Log probabilities make answers large: what would make the message larger than a peer takes is left
+        for the next one, and `wait` returns at once.
+        """
         now = asyncio.get_running_loop().time()
         message = decode_pb2.DecodeEvents(step=step)
-        for answer in self._changed.values():
+        message.heartbeat = not self._changed
+        self._wake.clear()
+        num_bytes = 0
+        while self._changed:
+            if num_bytes > _FULL_BYTES:
+                self._wake.set()
+                break
+            answer = self._changed.pop(next(iter(self._changed)))
             if (tokens := answer.take()) is not None:
                 message.tokens.append(tokens)
+                if tokens.logprobs or tokens.prefilled.prompt_logprobs:
+                    num_bytes += tokens.ByteSize()
             if answer.end is not None:
                 message.ends.append(answer.end)
                 answer.ended_at = now
-        message.heartbeat = not self._changed
-        self._changed.clear()
-        self._wake.clear()
         self._forget_old()
         return message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from decode_worker.clock import RequestClock
@@ -12,12 +13,13 @@ from decode_worker.handover import HandedOver, Handover, HandoverTools
 from decode_worker.outbox import Answer
 from decode_worker.session import RouterSession
 from engine.api import EngineRequest, FinishReason, StepOutput, TokenOutput
+from engine.grammar.base import CompiledGrammar
 from kv_transfer.types import KvTicket
 from kv_transfer.wire import ticket_from_wire
 from kvrelay.v1 import common_pb2, decode_pb2, worker_pb2
 from telemetry.logs import bind_request, fields
 from worker.admission import Refusal, RefusedError
-from worker.requests import at_deadline, engine_request
+from worker.requests import at_deadline, engine_request, logprobs_message
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class _Attempt:
     clock: RequestClock = field(default_factory=RequestClock)
     deadline: asyncio.TimerHandle | None = None
     handover: Handover | None = None
+    # Held so that the engine finds it compiled.
+    grammar: CompiledGrammar | None = None
 
 
 class RequestTable:
@@ -108,10 +112,10 @@ class RequestTable:
         )
         if attempt.ticket is not None:
             self._start_handover(attempt, attempt.ticket)
+        elif sequence.sampling.grammar is None:
+            self._submit_to_engine(attempt)
         else:
-            self._runtime.host.post(
-                lambda engine: engine.submit(sequence), lambda error: self._refused_by_engine(attempt, error)
-            )
+            self._spawn(self._compile_and_submit(attempt))
 
     def cancel(self, cancel: decode_pb2.Cancel) -> None:
         """Ends a request. Unknown ones, and attempts later than the one meant, are left alone."""
@@ -165,13 +169,43 @@ class RequestTable:
         handover = Handover(self._tools, attempt.sequence, ticket, proven)
         attempt.handover = handover
         self.num_handovers += 1
-        task = asyncio.create_task(self._run_handover(attempt, handover))
+        self._spawn(self._run_handover(attempt, handover))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _submit_to_engine(self, attempt: _Attempt) -> None:
+        self._runtime.host.post(
+            lambda engine: engine.submit(attempt.sequence),
+            lambda error: self._refused_by_engine(attempt, error),
+        )
+
+    async def _compile_and_submit(self, attempt: _Attempt) -> None:
+        if await self._compile(attempt):
+            self._submit_to_engine(attempt)
+
+    async def _compile(self, attempt: _Attempt) -> bool:
+        """Compiles the request's grammar; False where the request is over, by that or meanwhile."""
+        try:
+            attempt.grammar = await self._runtime.grammars.compiled(attempt.sequence)
+        except RefusedError as refused:
+            self._runtime.metrics.refused(refused.refusal)
+            self._end(attempt, error=WorkFailedError(_KIND_OF[refused.refusal], str(refused)))
+        # A defect must end its one request, visibly, and not leave it waiting for ever.
+        except Exception as error:
+            logger.exception("compiling broke down")
+            self._end(attempt, error=WorkFailedError(decode_pb2.WorkError.KIND_INTERNAL, repr(error)))
+        return attempt.answer.end is None
 
     async def _run_handover(self, attempt: _Attempt, handover: Handover) -> None:
         with bind_request(attempt.work.request_id):
             try:
+                needs_grammar = attempt.sequence.sampling.grammar is not None
+                if needs_grammar and not await self._compile(attempt) and not handover.stopped:
+                    # It only tells the prefill worker then.
+                    handover.stop("the grammar was refused")
                 await handover.run()
             except WorkFailedError as error:
                 self._handover_failed(attempt, error)
@@ -205,6 +239,9 @@ class RequestTable:
         attempt.clock.token()
         if not answer.token_ids:
             answer.cached_tokens = attempt.clock.cached_tokens
+            answer.prompt_logprobs = attempt.clock.prompt_logprobs
+        if token.logprobs is not None:
+            answer.logprobs.append(logprobs_message(token.logprobs))
         answer.token_ids.append(token.token_id)
         attempt.session.outbox.changed(answer)
         if token.finish_reason is not None:

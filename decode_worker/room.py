@@ -1,4 +1,4 @@
-"""Handovers that wait for blocks, first come first served."""
+"""Handovers that wait for blocks: by priority, equals first come first served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETRY_S = 0.05
 
 
 class Room:
-    """Gives reservations out in the order of asking, while other sequences decode on.
+    """Gives reservations out by priority and order of asking, while other sequences decode on.
 
     Everybody who waits is tried in one call between two engine steps, up to the first without room: a later,
     smaller handover that overtook that one could keep it waiting for ever. A reservation is made whole or
@@ -54,7 +54,10 @@ class Room:
         """Serves those who wait, until nobody does."""
         try:
             # Who was cancelled is done already: no reservation may be made behind its `Engine.abandon`.
-            while asked := [(g, request) for g, request in self._waiting.items() if not g.done()]:
+            while asked := sorted(
+                ((g, request) for g, request in self._waiting.items() if not g.done()),
+                key=lambda waiting: waiting[1].priority,
+            ):
                 self._stepped.clear()
                 requests = [request for _, request in asked]
                 outcomes = await self._host.call(partial(_reserve_each, requests=requests))

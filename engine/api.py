@@ -225,14 +225,14 @@ class StepOutput:
 class Reservation:
     """Blocks that a decode worker set aside for KV that is still elsewhere.
 
-    `block_ids` cover the whole context; the first `num_cached_tokens // block_size` of them are shared
-    prefix hits that need no read (always whole blocks). The block for the next token is reserved too but
-    not listed, for it is never transferred.
+    `block_ids` cover the whole context; the first `num_unread_tokens // block_size` of them need no read
+    (always whole blocks): shared prefix hits, or 0 for blocks behind the window of all layers. The block for
+    the next token is reserved too but not listed, for it is never transferred.
     """
 
     request_id: str
     block_ids: tuple[int, ...]
-    num_cached_tokens: int
+    num_unread_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,9 @@ class EngineStats:
     `running` includes sequences that prefill; held ones and reservations show as pinned blocks alone.
     `queued_prefill_tokens` are still to be computed, perhaps fewer after prefix hits. Prompt and cached
     tokens are counted when a prefill is done, generated ones when drawn: adopted sequences add none of
-    the former, and not their first token.
+    the former, and not their first token. Of the preemptions, `swaps_total` moved the KV to host memory, in
+    `swap_blocks_used` of `swap_blocks_total` blocks there; the others have it computed again.
+    `swapped_out_blocks_total` and `swapped_in_blocks_total` blocks were copied so far.
     """
 
     running: int
@@ -257,6 +259,11 @@ class EngineStats:
     cached_tokens_total: int
     generated_tokens_total: int
     preemptions_total: int
+    swaps_total: int = 0
+    swap_blocks_total: int = 0
+    swap_blocks_used: int = 0
+    swapped_out_blocks_total: int = 0
+    swapped_in_blocks_total: int = 0
 
 
 class RequestTooLargeError(ValueError):

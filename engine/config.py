@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+MAX_DECODE_SLOWDOWN = 1.35
+"""Keeps p99 TPOT within 1.5 times its value without prompts, with some room for wrong estimates."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -21,6 +24,10 @@ class EngineConfig:
         max_batched_tokens: token budget of one step, decodes first, then prefill chunks.
         max_running: most sequences in one step.
         prefill_chunk: most prompt tokens of one sequence in one step.
+        max_decode_slowdown: a step with prompt tokens takes at most so many times as long as it would
+            without them, by estimate, while sequences decode that ran before those prompts came; at least
+            1, 0 for no bound. Lower protects TPOT, higher brings prompts in sooner.
+        swap_memory_bytes: host memory for the KV of preempted sequences; 0 has it computed again always.
         threads: torch intra-op threads; 0 leaves torch's default.
         enable_prefix_cache: whether finished blocks are kept for prefix hits.
         check_invariants: run `check_invariants()` after each step (debug mode).
@@ -40,6 +47,8 @@ class EngineConfig:
     max_batched_tokens: int = 512
     max_running: int = 64
     prefill_chunk: int = 256
+    max_decode_slowdown: float = MAX_DECODE_SLOWDOWN
+    swap_memory_bytes: int = 1 << 29
     threads: int = 0
     enable_prefix_cache: bool = True
     check_invariants: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -18,19 +18,29 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.config import EngineConfig
+from engine.grammar.base import GrammarCompiler, GrammarError, GrammarMatcher
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
+from engine.kv.host_pool import HostPool
+from engine.kv.swap import SwapSpace
 from engine.models.base import CausalLM
-from engine.runner import ModelRunner, Sampler
-from engine.sampling.sampler import sample
+from engine.prefill_budget import PrefillBudget
+from engine.runner import ModelRunner
+from engine.sampling import limits
+from engine.sampling.rules import TokenRules
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
 from engine.step import StepRecorder
+from engine.step_cost import StepCost
 from engine.stopping import finish_reason
 
 # What a handover has begun and has to end itself.
 _OF_HANDOVERS = (SequenceStatus.ASKING, SequenceStatus.RESERVED)
+
+# Steps' worth of prompt tokens that a burst may run unbounded after its first sequence decodes.
+_BURST_STEPS = 4
 
 
 class LLMEngine:
@@ -43,7 +53,8 @@ class LLMEngine:
         config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
-        sampler: draws tokens from logits.
+        grammars: compiles grammars for the model's vocabulary; without it requests with one are refused.
+        clock: monotonic seconds, by which sequences are timed and steps and copies measured.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -51,7 +62,8 @@ class LLMEngine:
 
     Raises:
         ValueError: the configured `max_model_len` exceeds the model's or the pool, or the pool's block
-            size is not the configured one.
+            size is not the configured one; or a limit is out of its range.
+        KvMemoryError: the memory to swap to is not there.
     """
 
     def __init__(
@@ -60,7 +72,8 @@ class LLMEngine:
         kv: torch.Tensor,
         config: EngineConfig,
         hasher: BlockHasher,
-        sampler: Sampler = sample,
+        grammars: GrammarCompiler | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
@@ -68,22 +81,36 @@ class LLMEngine:
         self.max_model_len = _max_model_len(model, config, num_blocks)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
+        window = model.config.largest_window
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_blocks=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
+            # A window as long as every context is none.
+            window=window if window < self.max_model_len else 0,
+        )
+        self._clock = clock
+        self._cost = StepCost()
+        self._swap = SwapSpace(
+            HostPool(kv, config.swap_memory_bytes), lambda: self._cost.prefill_s_per_token, clock
         )
         self._scheduler = Scheduler(
-            self._blocks, config.max_batched_tokens, config.max_running, config.prefill_chunk
+            self._blocks,
+            PrefillBudget(self._cost, config.max_decode_slowdown, _BURST_STEPS * config.max_batched_tokens),
+            self._swap,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=config.max_running,
+            prefill_chunk=config.prefill_chunk,
         )
-        self._runner = ModelRunner(model, kv, self._blocks.tables, sampler)
+        self._runner = ModelRunner(model, kv, self._blocks.tables, Sampler(grammars))
+        self._grammars = grammars
         self._check_each_step = config.check_invariants
         self._sequences: dict[str, EngineSequence] = {}
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size)
+        self._recorder = StepRecorder(config.block_size, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -107,14 +134,16 @@ class LLMEngine:
         sequence = self._sequences.get(request.request_id)
         if sequence is None or sequence.status is not SequenceStatus.ASKING:
             sequence = self._new_sequence(request, hold=False)
-        hits = self._scheduler.reserve(sequence)
-        if hits is None:
+            # They come with the handover.
+            sequence.prompt_logprobs = None
+        unread = self._scheduler.reserve(sequence)
+        if unread is None:
             return None
         context_blocks = self._blocks.blocks_for(request.num_context_tokens)
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
-            num_cached_tokens=hits,
+            num_unread_tokens=unread,
         )
 
     def adopt(
@@ -128,6 +157,9 @@ class LLMEngine:
         if sequence is None or sequence.status is not SequenceStatus.RESERVED:
             raise ValueError(f"nothing is reserved for {request_id}")
         self._check_tokens((first_token_id,))
+        if (first_logprobs is None) != (sequence.request.sampling.logprobs is None):
+            raise ValueError("log probabilities of the first token come exactly where they are asked for")
+        sequence.rules.advance(first_token_id)
         sequence.num_computed = sequence.num_tokens
         self._blocks.seal(sequence)
         sequence.token_ids.append(first_token_id)
@@ -170,11 +202,15 @@ class LLMEngine:
         recorder = self._recorder
         recorder.begin()
         self._emit_adopted()
-        schedule = self._scheduler.schedule(time.monotonic())
+        schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
-            start_unix_ns = time.time_ns()
+            start_s, start_unix_ns = self._clock(), time.time_ns()
             result = self._runner.run(schedule)
             end_unix_ns = time.time_ns()
+            # Only a step that drew tokens has waited for the device, and only a sound one is typical.
+            if result.tokens and not result.failures:
+                decodes = schedule.num_decodes
+                self._cost.observe(decodes, schedule.num_tokens - decodes, self._clock() - start_s)
             for index, (sequence, num_run) in enumerate(
                 zip(schedule.sequences, schedule.counts, strict=True)
             ):
@@ -186,11 +222,14 @@ class LLMEngine:
                 sequence.num_computed += num_run
                 sequence.recompute_last = False
                 self._blocks.seal(sequence)
+                if sequence.prompt_logprobs is not None:
+                    sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+                self._blocks.drop_behind_window(sequence)
                 if sequence.hold:
                     recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
                 token_id = result.tokens.get(index)
                 if token_id is not None:
-                    self._take_token(sequence, token_id)
+                    self._take_token(sequence, token_id, result.logprobs.get(index))
         output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
@@ -199,7 +238,7 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
         pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
-        queued = sum(s.num_tokens for s in scheduler.waiting)
+        queued = sum(s.num_tokens - (s.swapped.num_tokens if s.swapped else 0) for s in scheduler.waiting)
         queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
         return EngineStats(
             running=len(scheduler.running),
@@ -213,7 +252,12 @@ class LLMEngine:
             prompt_tokens_total=totals.prompt_tokens,
             cached_tokens_total=totals.cached_tokens,
             generated_tokens_total=totals.generated_tokens,
-            preemptions_total=scheduler.preemptions,
+            preemptions_total=scheduler.recomputes + scheduler.swaps,
+            swaps_total=scheduler.swaps,
+            swap_blocks_total=self._swap.total,
+            swap_blocks_used=self._swap.used,
+            swapped_out_blocks_total=self._swap.blocks_out_total,
+            swapped_in_blocks_total=self._swap.blocks_in_total,
         )
 
     def cached_block_hashes(self) -> list[bytes]:
@@ -248,6 +292,7 @@ class LLMEngine:
             raise ValueError("the prompt is empty")
         self._check_tokens(request.prompt_token_ids)
         self._check_tokens(request.resumed_token_ids)
+        limits.check(request.sampling, self._vocab_size)
         if len(request.resumed_token_ids) >= request.sampling.max_tokens:
             raise ValueError(
                 f"nothing is left to generate: {len(request.resumed_token_ids)} tokens of at most "
@@ -255,8 +300,9 @@ class LLMEngine:
             )
         if request.num_context_tokens >= self.max_model_len:
             raise RequestTooLargeError(
-                f"{request.num_context_tokens} tokens leave no room for an answer: "
-                f"prompt and answer together can have {self.max_model_len}"
+                f"{request.num_context_tokens} tokens leave no room for an answer: prompt and answer "
+                f"together can have {self.max_model_len}; shorten the prompt, or serve with a larger "
+                "max_model_len and the KV memory for it"
             )
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
@@ -265,16 +311,39 @@ class LLMEngine:
 
     def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
         self._check(request)
-        sequence = EngineSequence(request, next(self._arrivals), hold, time.monotonic())
+        rules = TokenRules(
+            request.sampling,
+            request.prompt_token_ids,
+            request.resumed_token_ids,
+            self._eos_token_ids,
+            self._vocab_size,
+            self._matcher(request),
+        )
+        sequence = EngineSequence(request, next(self._arrivals), hold, self._clock())
+        sequence.rules = rules
         self._sequences[request.request_id] = sequence
         return sequence
+
+    def _matcher(self, request: EngineRequest) -> GrammarMatcher | None:
+        if request.sampling.grammar is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("this engine takes no grammars: it was given no tokenizer")
+        return self._grammars.compile(request.sampling.grammar).start()
 
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
         for sequence, logprobs in adopted:
             self._emit(sequence, logprobs)
 
-    def _take_token(self, sequence: EngineSequence, token_id: int) -> None:
+    def _take_token(self, sequence: EngineSequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        try:
+            sequence.rules.advance(token_id)
+        except GrammarError as error:
+            # The matcher met a limit of its library: this answer cannot go on, the others can.
+            self._recorder.failed(sequence, str(error))
+            self._end(sequence)
+            return
         sequence.token_ids.append(token_id)
         self._recorder.generated_tokens += 1
         if not sequence.context_done:
@@ -282,9 +351,9 @@ class LLMEngine:
             self._recorder.prefill_done(sequence)
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
-        self._emit(sequence)
+        self._emit(sequence, logprobs)
 
-    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None = None) -> None:
+    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None) -> None:
         """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
         index = sequence.next_index - 1
         token_id = sequence.token_ids[-1]
@@ -295,6 +364,7 @@ class LLMEngine:
             sequence.num_tokens,
             self._eos_token_ids,
             self.max_model_len,
+            sequence.rules.grammar_complete,
         )
         self._recorder.token(sequence, index, token_id, reason, logprobs)
         if reason is not None and not sequence.hold:

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.api import SamplingParams
+from engine.api import TokenLogprobs
 from engine.kv.block_pool import SCRATCH_BLOCK
 from engine.kv.block_table import BlockTables
 from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Schedule
 from telemetry.logs import fields
 
 logger = logging.getLogger(__name__)
 
-# As `engine.sampling.sampler.sample`.
-Sampler = Callable[
-    [torch.Tensor, Sequence[SamplingParams], Sequence[int], frozenset[int]],
-    torch.Tensor,
-]
-
 # Steps in a row in which every sequence failed, after which the model itself must be broken.
 MAX_FAILED_STEPS = 3
+
+NOT_NUMBERS = "the model's output is not a number (NaN or infinite)"
+NOTHING_LEFT = (
+    "no token may come next: grammar, allowed_token_ids, bad_words, min_tokens and logit_bias exclude all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,35 @@ class RunFailure:
 
 @dataclass(slots=True)
 class RunResult:
-    """What a schedule gave, by index into its sequences: drawn tokens and failures."""
+    """What a schedule gave, by index into its sequences.
+
+    Attributes:
+        tokens: drawn.
+        logprobs: of these, where asked for.
+        prompt_logprobs: of the prompt tokens that follow those whose log probabilities were known before.
+        failures: sequences that gave nothing else.
+    """
 
     tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: dict[int, RunFailure] = field(default_factory=dict)
+
+    def fail(self, index: int, failure: RunFailure) -> None:
+        """A sequence failed: whatever else it gave is void."""
+        self.failures[index] = failure
+        self.tokens.pop(index, None)
+        self.logprobs.pop(index, None)
+        self.prompt_logprobs.pop(index, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptSpan:
+    """`count` tokens of sequence `index` from position `first` on, whose logits tell of those that follow."""
+
+    index: int
+    first: int
+    count: int
 
 
 class ModelRunner:
@@ -92,7 +119,11 @@ class ModelRunner:
         self._kv[[SCRATCH_BLOCK, *blocks]] = 0
 
     def build_batch(self, schedule: Schedule) -> ForwardBatch:
-        """The tensors of a schedule, on the pool's device."""
+        """The tensors of a schedule, on the pool's device.
+
+        Logits are wanted first of the last token of each whole context, then of prompt tokens whose
+        followers' log probabilities are asked for.
+        """
         sequences = schedule.sequences
         rows = np.array([sequence.row for sequence in sequences], dtype=np.int64)
         starts = np.array([sequence.num_computed for sequence in sequences], dtype=np.int64)
@@ -125,7 +156,10 @@ class ModelRunner:
             count=schedule.num_tokens,
         )
         totals = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
-        logits_rows = (query_starts[1:] - 1)[ends == totals]
+        logits_rows = [(query_starts[1:] - 1)[ends == totals]]
+        for span in _prompt_spans(schedule):
+            first = query_starts[span.index] + span.first - starts[span.index]
+            logits_rows.append(np.arange(first, first + span.count))
         return ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
@@ -133,7 +167,7 @@ class ModelRunner:
             query_starts=tuple(query_starts.tolist()),
             context_lens=tuple(ends.tolist()),
             block_tables=self._tensor(block_tables),
-            logits_rows=self._tensor(logits_rows),
+            logits_rows=self._tensor(np.concatenate(logits_rows)),
         )
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -148,27 +182,42 @@ class ModelRunner:
         ]
         with torch.inference_mode():
             logits = self._model.forward(self.build_batch(schedule), self._kv)
-            if not drawing:
-                return result
-            bad = _rows_that_are_not_numbers(logits)
-            for row in bad:
-                message = "the model's output is not a number (NaN or infinite)"
-                result.failures[drawing[row]] = RunFailure(message, kv_is_suspect=True)
-            if bad:
-                good = [row for row in range(len(drawing)) if row not in bad]
-                logits = logits[good]
-                drawing = [drawing[row] for row in good]
-                if not drawing:
-                    return result
-            sequences = [schedule.sequences[index] for index in drawing]
-            drawn = self._sampler(
-                logits,
-                [sequence.request.sampling for sequence in sequences],
-                [sequence.next_index for sequence in sequences],
-                self._model.config.eos_token_ids,
-            )
-        result.tokens.update(zip(drawing, drawn.tolist(), strict=True))
+            self._draw(schedule, drawing, logits[: len(drawing)], result)
+            spans = _prompt_spans(schedule)
+            if spans:
+                self._report_prompts(schedule, spans, logits[len(drawing) :], result)
         return result
+
+    def _draw(self, schedule: Schedule, drawing: list[int], logits: torch.Tensor, result: RunResult) -> None:
+        """Draws for the sequences `drawing`, whose logits are [len(drawing), vocab]."""
+        if not drawing:
+            return
+        sampled = self._sampler.sample(logits, [schedule.sequences[index].rules for index in drawing])
+        result.tokens.update(zip(drawing, sampled.token_ids, strict=True))
+        for row in sampled.not_numbers:
+            result.fail(drawing[row], RunFailure(NOT_NUMBERS, kv_is_suspect=True))
+        for row in sampled.stuck:
+            result.fail(drawing[row], RunFailure(NOTHING_LEFT, kv_is_suspect=False))
+        for row, logprobs in sampled.logprobs.items():
+            result.logprobs[drawing[row]] = logprobs
+
+    def _report_prompts(
+        self, schedule: Schedule, spans: list[_PromptSpan], logits: torch.Tensor, result: RunResult
+    ) -> None:
+        """Log probabilities of prompt tokens from the logits of those before, [sum of counts, vocab]."""
+        followers: list[int] = []
+        num_top: list[int] = []
+        for span in spans:
+            sequence = schedule.sequences[span.index]
+            followers += sequence.token_ids[span.first + 1 : span.first + 1 + span.count]
+            num_top += [sequence.request.sampling.prompt_logprobs or 0] * span.count
+        reports = iter(token_logprobs(logits, followers, num_top))
+        for span in spans:
+            own = list(islice(reports, span.count))
+            if all(math.isfinite(report.logprob) for report in own):
+                result.prompt_logprobs[span.index] = own
+            else:
+                result.fail(span.index, RunFailure(NOT_NUMBERS, kv_is_suspect=True))
 
     def _run_each_alone(self, schedule: Schedule, error: Exception) -> RunResult:
         message = f"{type(error).__name__}: {error}"
@@ -187,16 +236,23 @@ class ModelRunner:
                 continue
             if outcome.failures:
                 result.failures[index] = outcome.failures[0]
-            if outcome.tokens:
+            if 0 in outcome.tokens:
                 result.tokens[index] = outcome.tokens[0]
+            if 0 in outcome.logprobs:
+                result.logprobs[index] = outcome.logprobs[0]
+            if 0 in outcome.prompt_logprobs:
+                result.prompt_logprobs[index] = outcome.prompt_logprobs[0]
         return result
 
 
-def _rows_that_are_not_numbers(logits: torch.Tensor) -> set[int]:
-    """Rows of [R, vocab] with NaN or infinite entries, in one pass over the data where there is none."""
-    sums = logits.sum(dim=-1)
-    if bool(torch.isfinite(sums).all()):
-        return set()
-    # A sum may overflow where no entry does.
-    finite = torch.isfinite(logits).all(dim=-1)
-    return set((~finite).nonzero().flatten().tolist())
+def _prompt_spans(schedule: Schedule) -> list[_PromptSpan]:
+    spans: list[_PromptSpan] = []
+    for index, sequence in enumerate(schedule.sequences):
+        if sequence.prompt_logprobs is None or not sequence.needs_prompt_logits:
+            continue
+        # What was reported before a preemption is not reported again.
+        first = max(sequence.num_computed, len(sequence.prompt_logprobs))
+        end = min(sequence.num_computed + schedule.counts[index], sequence.num_prompt - 1)
+        if first < end:
+            spans.append(_PromptSpan(index, first, end - first))
+    return spans

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from math import inf
 
-from engine.api import EngineRequest
+from engine.api import EngineRequest, TokenLogprobs
+from engine.kv.swap import SwappedKv
+from engine.sampling.rules import TokenRules
 
 
 class SequenceStatus(Enum):
@@ -26,7 +29,8 @@ class Sequence:
     """Mutable state of one sequence, owned by the engine's thread.
 
     Attributes:
-        arrival: order of submission; lower goes first, the highest is preempted first.
+        arrival: order of submission.
+        rank: (priority, arrival): lower goes first, the highest is preempted first.
         hold: a prefill for another worker: draw one token, then hold the blocks. Never preempted.
         token_ids: prompt, resumed and generated tokens. The KV of the last generated one is not written
             until the next step.
@@ -35,39 +39,59 @@ class Sequence:
             computes it again for its logits alone and must not store it.
         blocks: physical blocks in token order; mirrored in the row `row` of the block tables.
         block_hashes: names of the leading full blocks, as far as anybody has asked for them.
+        arriving: the KV of its context comes from elsewhere.
+        num_dropped: leading blocks that lie behind the window of all layers and were let go: 0 in `blocks`.
         num_sealed: leading full blocks that have been offered to the prefix cache.
         num_announced: leading blocks named in KvReady.
         cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
             before the first one.
         context_done: the first token of this attempt has been drawn.
+        rules: for the next token, kept up with `token_ids`.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known; None where
+            nobody asks for them here.
+        submitted_s: monotonic time of submission.
+        decoding_since_s: when it was first scheduled to decode; infinite before.
+        swapped: KV that it had when it was preempted, in host memory. Only while it waits.
     """
 
     __slots__ = (
         "admitted_s",
         "arrival",
+        "arriving",
         "block_hashes",
         "blocks",
         "cached_tokens",
         "context_done",
+        "decoding_since_s",
         "hold",
         "num_announced",
         "num_computed",
+        "num_dropped",
         "num_prompt",
         "num_sealed",
+        "prompt_logprobs",
+        "rank",
         "recompute_last",
         "request",
         "row",
+        "rules",
         "status",
         "submitted_s",
+        "swapped",
         "token_ids",
     )
+
+    # Set by the engine: whoever schedules does not look at them.
+    rules: TokenRules
 
     def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
         self.request = request
         self.arrival = arrival
+        self.rank = (request.priority, arrival)
         self.hold = hold
         self.submitted_s = submitted_s
         self.admitted_s = submitted_s
+        self.decoding_since_s = inf
         self.status = SequenceStatus.WAITING
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.resumed_token_ids]
         self.num_prompt = len(request.prompt_token_ids)
@@ -76,10 +100,15 @@ class Sequence:
         self.blocks: list[int] = []
         self.row = -1
         self.block_hashes: list[bytes] = []
+        self.arriving = False
+        self.num_dropped = 0
         self.num_sealed = 0
         self.num_announced = 0
         self.cached_tokens: int | None = None
         self.context_done = False
+        wanted = request.sampling.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
+        self.swapped: SwappedKv | None = None
 
     @property
     def request_id(self) -> str:
@@ -102,6 +131,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of the prompt are still wanted: then it must be computed, not found in a cache."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
     def tokens_to_hold(self) -> int:
         """Tokens to allocate blocks for at admission: a sequence that decodes on gets its next one too."""
         return len(self.token_ids) + (0 if self.hold else 1)
@@ -109,5 +143,6 @@ class Sequence:
     def forget_progress(self) -> None:
         """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""
         self.num_computed = 0
+        self.num_dropped = 0
         self.num_sealed = 0
         self.recompute_last = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 from engine.api import (
     CacheEvents,
@@ -18,7 +18,7 @@ from engine.sequence import Sequence
 
 
 class StepRecorder:
-    """Turns what happens to sequences within a step into its StepOutput.
+    """Turns what happens to sequences within a step into its StepOutput. `clock` gives monotonic seconds.
 
     Attributes:
         prompt_tokens: of all finished prefills.
@@ -26,8 +26,9 @@ class StepRecorder:
         generated_tokens: tokens drawn, those of held prefills included, adopted ones not.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
         self._block_size = block_size
+        self._clock = clock
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
@@ -41,7 +42,7 @@ class StepRecorder:
     def begin(self) -> None:
         """Starts a step."""
         self._step += 1
-        self._begin_s = time.monotonic()
+        self._begin_s = self._clock()
         self._tokens = []
         self._kv_ready = []
         self._prefills_done = []
@@ -82,7 +83,8 @@ class StepRecorder:
                 request_id=sequence.request_id,
                 cached_tokens=cached_tokens,
                 queue_s=sequence.admitted_s - sequence.submitted_s,
-                prefill_s=time.monotonic() - sequence.admitted_s,
+                prefill_s=self._clock() - sequence.admitted_s,
+                prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
             )
         )
 
@@ -101,5 +103,5 @@ class StepRecorder:
             failures=tuple(self._failures),
             batch_size=batch_size,
             num_tokens=num_tokens,
-            duration_s=time.monotonic() - self._begin_s,
+            duration_s=self._clock() - self._begin_s,
         )

@@ -12,6 +12,7 @@ def finish_reason(
     num_tokens: int,
     eos_token_ids: frozenset[int],
     max_model_len: int,
+    grammar_complete: bool = False,
 ) -> FinishReason | None:
     """Whether a token is its sequence's last.
 
@@ -22,7 +23,11 @@ def finish_reason(
         num_tokens: prompt and answer so far, this token included.
         eos_token_ids: the model's.
         max_model_len: most tokens of prompt and answer together.
+        grammar_complete: the answer matches its grammar and nothing can be added: it ends even before
+            `min_tokens`, and whatever `ignore_eos` says.
     """
+    if grammar_complete:
+        return FinishReason.STOP
     if index >= params.min_tokens and (
         token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
     ):

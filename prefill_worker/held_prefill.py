@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from engine.api import KvReady, PrefillDone
+from engine.api import KvReady, PrefillDone, TokenOutput
+from engine.grammar.base import CompiledGrammar
 from kv_transfer.types import KvTicket
 from kvrelay.v1 import prefill_pb2
+from worker.requests import logprobs_message
 
 
 class Follower:
@@ -46,16 +48,20 @@ class Follower:
 
 @dataclass(slots=True)
 class HeldPrefill:
-    """State of one ticket's prompt. `revoked` is why the blocks were taken back."""
+    """State of one ticket's prompt.
+
+    `revoked` is why the blocks were taken back. `grammar` is held so that the engine finds it compiled.
+    """
 
     ticket: KvTicket
     request_id: str
     attempt: int
     engine_id: str
+    grammar: CompiledGrammar | None
     deadline: asyncio.TimerHandle | None = None
     follower: Follower | None = None
     revoked: prefill_pb2.Revoked | None = None
-    _first_token_id: int | None = None
+    _first_token: TokenOutput | None = None
     _finished: prefill_pb2.Finished | None = None
     _num_ready: int = 0
     _block_ids: list[int] = field(default_factory=list)
@@ -94,15 +100,18 @@ class HeldPrefill:
             )
             self.follower.send(prefill_pb2.FollowEvent(kv_ready=ready))
 
-    def first_token(self, token_id: int) -> None:
+    def first_token(self, token: TokenOutput) -> None:
         """The token that follows the context; `done` comes in the same step."""
-        self._first_token_id = token_id
+        self._first_token = token
 
     def done(self, event: PrefillDone) -> None:
         """The context is computed and its first token drawn."""
-        assert self._first_token_id is not None, "the first token comes with the end of the prefill"
+        first = self._first_token
+        assert first is not None, "the first token comes with the end of the prefill"
         self._finished = prefill_pb2.Finished(
-            first_token_id=self._first_token_id,
+            first_token_id=first.token_id,
+            first_logprobs=logprobs_message(first.logprobs) if first.logprobs is not None else None,
+            prompt_logprobs=[logprobs_message(logprobs) for logprobs in event.prompt_logprobs],
             cached_tokens=event.cached_tokens,
             queue_s=event.queue_s,
             prefill_s=event.prefill_s,

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from engine.api import EngineRequest, StepOutput
+from engine.grammar.base import CompiledGrammar
 from kv_transfer import registry, wire
 from kv_transfer.identity import require_same, require_same_layout
 from kv_transfer.tickets import EndedTicket, EndReason, TicketGoneError, TicketTable
@@ -84,7 +85,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 prefill.ready(ready)
         for token in output.tokens:
             if (prefill := self._by_engine_id.get(token.request_id)) is not None:
-                prefill.first_token(token.token_id)
+                prefill.first_token(token)
         for done in output.prefills_done:
             if (prefill := self._by_engine_id.get(done.request_id)) is not None:
                 prefill.done(done)
@@ -115,10 +116,16 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         before.
         """
         work = request.request
+        sequence = engine_request(work)
+        try:
+            # First of all: who is known, and who may come in, can change meanwhile.
+            grammar = await self._runtime.grammars.compiled(sequence)
+        except RefusedError as refused:
+            self._runtime.metrics.refused(refused.refusal)
+            await context.abort(_STATUS_OF[refused.refusal], str(refused))
         known = self._by_request.get(work.request_id)
         if known is not None and known.attempt == work.attempt:
             return prefill_pb2.StartResponse(ticket=wire.ticket_to_wire(known.ticket))
-        sequence = engine_request(work)
         ticket_id = uuid.uuid4().hex
         if known is not None and known.attempt < work.attempt:
             # First, for it gives up its place.
@@ -128,7 +135,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         except RefusedError as refused:
             self._runtime.metrics.refused(refused.refusal)
             await context.abort(_STATUS_OF[refused.refusal], str(refused))
-        prefill = self._open(ticket_id, work.request_id, work.attempt, sequence)
+        prefill = self._open(ticket_id, work.request_id, work.attempt, sequence, grammar)
         prefill.deadline = at_deadline(work.deadline_unix_ms, lambda: self._deadline_passed(prefill))
         logger.info("ticket", extra=fields(request_id=work.request_id, ticket_id=ticket_id))
         return prefill_pb2.StartResponse(ticket=wire.ticket_to_wire(prefill.ticket))
@@ -178,7 +185,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
 
     # A ticket's way.
 
-    def _open(self, ticket_id: str, request_id: str, attempt: int, sequence: EngineRequest) -> HeldPrefill:
+    def _open(
+        self,
+        ticket_id: str,
+        request_id: str,
+        attempt: int,
+        sequence: EngineRequest,
+        grammar: CompiledGrammar | None,
+    ) -> HeldPrefill:
         ticket = KvTicket(
             ticket_id=ticket_id,
             worker_id=self._config.worker_id,
@@ -189,7 +203,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             num_tokens=sequence.num_context_tokens,
             ttl_ms=int(self._config.ticket_ttl_s * 1000),
         )
-        prefill = HeldPrefill(ticket, request_id, attempt, sequence.request_id)
+        prefill = HeldPrefill(ticket, request_id, attempt, sequence.request_id, grammar)
         self._tickets.issue(ticket_id)
         self._prefills[ticket_id] = prefill
         self._by_engine_id[prefill.engine_id] = prefill

@@ -1,9 +1,10 @@
-"""`python -m router --config FILE.json`: runs one router until SIGTERM or Ctrl-C."""
+"""`python -m router --config FILE.json [--wait]`: runs one router until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import uvloop
@@ -17,6 +18,8 @@ from telemetry import logs
 
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
+
+_LOOK_S = 0.02
 
 
 class BadConfigFileError(Exception):
@@ -43,7 +46,11 @@ def main() -> int:
     """Returns the exit status: 0 after a signal, 1 where a port is taken, 2 for a bad configuration."""
     parser = argparse.ArgumentParser(prog="python -m router", description="One kvrelay router.")
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json", help="a RouterConfig")
-    path: Path = parser.parse_args().config
+    parser.add_argument("--wait", action="store_true", help="until the file is there")
+    arguments = parser.parse_args()
+    path: Path = arguments.config
+    while arguments.wait and not path.exists():
+        time.sleep(_LOOK_S)
     try:
         config = load_config(path)
         for key, value, allowed in (

@@ -1,4 +1,5 @@
-"""The bounded queue in front of the dispatcher: so many run, so many wait, the rest is sent away."""
+"""The bounded queue in front of the dispatcher: so many generations run, so many requests wait, the rest is
+sent away."""
 
 from __future__ import annotations
 
@@ -17,82 +18,108 @@ _RETRY_MAX_S = 60.0
 _RATE_ENDS = 64
 
 
-class AdmissionQueue:
-    """First come, first served.
+class _Waiter:
+    """A client request in the queue, and the places that it needs."""
 
-    Invariant: while somebody waits, every place is taken.
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class AdmissionQueue:
+    """First come, first served; a request takes a place for each of its generations.
+
+    Invariant: while somebody waits, fewer places are free than the first in the queue needs.
+
+    Args:
+        max_running: places.
+        max_queued: client requests that may wait.
     """
 
     def __init__(self, max_running: int, max_queued: int) -> None:
         self._max_running = max_running
         self._max_queued = max_queued
         self._running = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._ends: deque[float] = deque(maxlen=_RATE_ENDS)
 
     @property
     def running(self) -> int:
-        """Requests admitted and not ended."""
+        """Places taken."""
         return self._running
 
     @property
     def queued(self) -> int:
-        """Requests waiting for a place."""
+        """Client requests waiting for their places."""
         return len(self._waiters)
 
     @asynccontextmanager
     async def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None
+        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
     ) -> AsyncIterator[Admission]:
         """See `router.generation.Dispatcher.admit`."""
         queued_at = time.monotonic()
-        await self._enter(deadline)
+        # Otherwise a request larger than all there is would wait for ever.
+        places = min(places, self._max_running)
+        await self._enter(deadline, places)
         try:
             now = time.monotonic()
             yield Admission(queued_at if arrived_at is None else arrived_at, now - queued_at)
         finally:
             self._ends.append(time.monotonic())
-            self._leave()
+            self._leave(places)
 
-    async def _enter(self, deadline: float | None) -> None:
-        if self._running < self._max_running:
-            self._running += 1
+    async def _enter(self, deadline: float | None, places: int) -> None:
+        if not self._waiters and self._running + places <= self._max_running:
+            self._running += places
             return
         if len(self._waiters) >= self._max_queued:
             raise GenerationError(
                 ErrorKind.OVERLOADED,
-                f"{self._running} requests run and {len(self._waiters)} wait; the queue is full",
+                f"{self._running} answers are generated and {len(self._waiters)} requests wait; the queue is "
+                "full",
                 self._retry_after_s(),
             )
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(place)
+        waiter = _Waiter(places)
+        self._waiters.append(waiter)
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.time()):
-                await place
+                await waiter.admitted
         except TimeoutError:
-            self._give_up(place)
+            self._give_up(waiter)
             raise GenerationError(
                 ErrorKind.DEADLINE, "the deadline passed while the request waited in the queue"
             ) from None
         except asyncio.CancelledError:
-            self._give_up(place)
+            self._give_up(waiter)
             raise
 
-    def _give_up(self, place: asyncio.Future[None]) -> None:
-        """Takes a waiter out; a place that was handed to it in the same moment goes to the next."""
-        if place.done() and not place.cancelled():
-            self._leave()
-        elif place in self._waiters:
-            self._waiters.remove(place)
+    def _give_up(self, waiter: _Waiter) -> None:
+        """Takes a waiter out; places that were handed to it in the same moment go to the next."""
+        if waiter.admitted.done() and not waiter.admitted.cancelled():
+            self._leave(waiter.places)
+        elif waiter in self._waiters:
+            self._waiters.remove(waiter)
+            # Those behind it may need fewer places than it did.
+            self._hand_out()
 
-    def _leave(self) -> None:
-        """Hands the place to the first waiter, or frees it."""
+    def _leave(self, places: int) -> None:
+        self._running -= places
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Lets the first waiters in, as far as the places go."""
         while self._waiters:
-            place = self._waiters.popleft()
-            if not place.done():
-                place.set_result(None)
+            first = self._waiters[0]
+            if first.admitted.done():
+                # It was cancelled, and takes itself out when it runs.
+                self._waiters.popleft()
+            elif self._running + first.places <= self._max_running:
+                self._waiters.popleft()
+                self._running += first.places
+                first.admitted.set_result(None)
+            else:
                 return
-        self._running -= 1
 
     def _retry_after_s(self) -> float:
         """Seconds until as many requests have ended as are in the queue, at the recent rate of ends."""

@@ -6,11 +6,12 @@ import time
 from typing import Literal
 
 from kvrelay.v1 import common_pb2, decode_pb2
-from router.generation import Admission, GenerationEnd, GenerationRequest, TokenDelta
+from router.generation import Admission, GenerationEnd, GenerationRequest, TokenDelta, TokenLogprobs
+from router.wire import token_logprobs
 
 
 class TokenGapError(Exception):
-    """A worker skipped tokens: its stream lost some, so nothing after them can be used."""
+    """A worker skipped tokens, or their log probabilities: nothing after that can be used."""
 
 
 class Answer:
@@ -25,6 +26,7 @@ class Answer:
         self._admission = admission
         self._first_at: float | None = None
         self._last_at = 0.0
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._cached: int | None = None
         # What the present attempt can at most have found in caches; None once it has said so itself.
         self._cached_bound: int | None = None
@@ -34,13 +36,21 @@ class Answer:
         if event.HasField("prefilled"):
             self._note_cached(event.prefilled.cached_tokens)
             self._cached_bound = None
+            if event.prefilled.prompt_logprobs:
+                self._prompt_logprobs = tuple(map(token_logprobs, event.prefilled.prompt_logprobs))
         known = len(self.tokens) - event.index
         if known < 0:
             raise TokenGapError(f"token {event.index} came where {len(self.tokens)} was expected")
         fresh = tuple(event.token_ids[known:])
         if not fresh:
             return None
-        delta = TokenDelta(fresh, len(self.tokens))
+        reported = len(event.token_ids) if self._request.sampling.logprobs is not None else 0
+        if len(event.logprobs) != reported:
+            raise TokenGapError(
+                f"{len(event.logprobs)} log probabilities came where {reported} were expected"
+            )
+        logprobs = tuple(token_logprobs(message) for message in event.logprobs[known:])
+        delta = TokenDelta(fresh, len(self.tokens), logprobs)
         self.tokens.extend(fresh)
         self._last_at = time.monotonic()
         if self._first_at is None:
@@ -120,4 +130,6 @@ class Answer:
         timeline.local_prefill = not prefill_worker
         timeline.prefill_worker = prefill_worker
         timeline.decode_worker = decode_worker
-        return GenerationEnd(finish_reason, self.cached_tokens, len(self.tokens), timeline)
+        return GenerationEnd(
+            finish_reason, self.cached_tokens, len(self.tokens), timeline, self._prompt_logprobs
+        )

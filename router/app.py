@@ -18,7 +18,8 @@ from router.core import RouterCore
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app, package_version
 from router.http.server import HttpServer
-from router.prepare import ServedModel
+from router.model_reading import ModelReading
+from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, admin_server, inference_server
 from router.serving import Serving
@@ -49,7 +50,14 @@ def _load_model(config: RouterConfig) -> ServedModel:
         template = ChatTemplate.load(config.model_dir)
     except ModelFilesError as error:
         raise ConfigError("model_dir", str(error)) from error
-    return ServedModel(config.served_name, tokenizer, template, config.max_model_len, int(time.time()))
+    return ServedModel(
+        name=config.served_name,
+        tokenizer=tokenizer,
+        chat_template=template,
+        max_model_len=config.max_model_len,
+        created=int(time.time()),
+        reading=ModelReading(tokenizer, template, config.tool_parser, config.reasoning_parser),
+    )
 
 
 def _open_index(config: RouterConfig) -> RedisPrefixIndex | None:
@@ -104,7 +112,9 @@ class Router:
             raise ConfigError("policy", str(error)) from error
         self.serving = Serving(model, self._core.dispatcher)
         metrics = DoorMetrics(self._core.metrics.registry)
-        app = create_app(self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of)
+        app = create_app(
+            self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of, config.cors_origins
+        )
         inference = InferenceDoor(self.serving, metrics)
         with _setting("grpc_port"):
             self._rpc: RpcServer = inference_server(

@@ -2,7 +2,8 @@
 
 With keys configured everything needs one but:
 
-- `/health`, `/ready` and `grpc.health.v1`: probes have no keys, and learn only whether the process works;
+- `/health`, `/ping`, `/ready` and `grpc.health.v1`: probes have no keys, and learn only whether the process
+  works;
 - `/metrics`: Prometheus scrapes it from inside the cluster, and it holds counts, never content. Where clients
   can reach the port, let the ingress hide this path;
 - `/docs` and `/openapi.json`: they describe the public API, the same for every installation.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/docs", "/openapi.json"))
+OPEN_PATHS = frozenset(("/health", "/ping", "/ready", "/metrics", "/docs", "/openapi.json"))
 OPEN_SERVICES = frozenset(("grpc.health.v1.Health",))
 MESSAGE = "A valid API key is needed: send 'Authorization: Bearer KEY'."
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import socket
 import uuid
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
+
+# As browsers name them: scheme, host and port alone. "*" is every one.
+ORIGIN = r"^(\*|https?://[^/\s]+)$"
 
 
 def _unique_name() -> str:
@@ -35,6 +42,15 @@ class RouterConfig(BaseModel):
         default="127.0.0.1",
         description="Address of RouterAdmin, which asks for no key: whoever reaches it commands the router.",
     )
+    tool_parser: str = Field(
+        default="auto",
+        description="How the model writes tool calls: auto (by its chat template), none, or a file name in "
+        "router/tools/parsers.",
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        description="Whether answers begin with reasoning: auto (by the chat template), none, or think.",
+    )
     redis_url: str = Field(default="", description="Prefix index; empty routes by load alone.")
     index_namespace: str = "default"
     policy: str = Field(default="cost", description="File name in router/policies.")
@@ -42,8 +58,10 @@ class RouterConfig(BaseModel):
     local_prefill_tokens: int = Field(
         default=64, ge=0, description="Up to so many uncached tokens are prefilled by the decode worker."
     )
-    max_running: int = Field(default=256, ge=1, description="Requests admitted at once.")
-    max_queued: int = Field(default=256, ge=0, description="Requests waiting beyond those.")
+    max_running: int = Field(
+        default=256, ge=1, description="Generations at once: prompts times choices of all requests."
+    )
+    max_queued: int = Field(default=256, ge=0, description="Client requests waiting beyond those.")
     max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest HTTP body.")
     max_attempts: int = Field(default=4, ge=1, description="Dispatches of one request before it fails.")
     heartbeat_timeout_s: float = Field(default=3.0, gt=0, description="Silence after which a worker is lost.")
@@ -54,8 +72,26 @@ class RouterConfig(BaseModel):
         default=30.0, ge=0, description="After SIGTERM: how long running requests may go on."
     )
     api_keys: tuple[str, ...] = Field(default=(), description="Keys that both doors accept; none: open.")
+    cors_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = Field(
+        default=(),
+        description="Origins (http://host:port) whose pages may call from a browser; * for all.",
+    )
     log_level: str = "info"
     log_format: str = "json"
     addresses_file: Path | None = Field(
         default=None, description="Written once listening: JSON with http, grpc, admin (host:port) and pid."
     )
+
+    @field_validator("tool_parser")
+    @classmethod
+    def _known_tool_parser(cls, value: str) -> str:
+        if value not in tool_parser_names():
+            raise ValueError(f"needs one of: {', '.join(tool_parser_names())}")
+        return value
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning_parser(cls, value: str) -> str:
+        if value not in reasoning_parser_names():
+            raise ValueError(f"needs one of: {', '.join(reasoning_parser_names())}")
+        return value

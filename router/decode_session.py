@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import grpc
 
 from kvrelay.v1 import decode_pb2, prefill_pb2
 from kvrelay.v1.decode_pb2_grpc import DecodeStub
+from router.subscription import SessionLost, Subscription
 from telemetry.logs import fields
 
 _logger = logging.getLogger(__name__)
@@ -25,24 +25,7 @@ class SessionLostError(Exception):
     """The stream is broken or silent: whatever the worker does for this router is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLost:
-    """Last event of a subscription whose stream broke."""
-
-    reason: str
-
-
 _SessionCall = grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeEvents]
-SessionEvent = decode_pb2.TokenEvent | decode_pb2.EndEvent | SessionLost
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Subscription:
-    """One attempt on one decode worker. `events` end with an EndEvent or a SessionLost."""
-
-    request_id: str
-    attempt: int
-    events: asyncio.Queue[SessionEvent] = field(default_factory=asyncio.Queue)
 
 
 class DecodeSession:
@@ -179,13 +162,15 @@ class DecodeSession:
         return "the worker ended the stream"
 
     def _deliver(self, message: decode_pb2.DecodeEvents) -> None:
-        events: list[decode_pb2.TokenEvent | decode_pb2.EndEvent] = [*message.tokens, *message.ends]
-        for event in events:
-            subscription = self._routes.get(event.request_id)
-            if subscription is not None and subscription.attempt == event.attempt:
-                subscription.events.put_nowait(event)
-                if isinstance(event, decode_pb2.EndEvent):
-                    del self._routes[event.request_id]
+        for tokens in message.tokens:
+            subscription = self._routes.get(tokens.request_id)
+            if subscription is not None and subscription.attempt == tokens.attempt:
+                subscription.put(tokens)
+        for end in message.ends:
+            subscription = self._routes.get(end.request_id)
+            if subscription is not None and subscription.attempt == end.attempt:
+                subscription.put(end)
+                del self._routes[end.request_id]
 
     async def _write(self, call: _SessionCall, outbox: asyncio.Queue[decode_pb2.DecodeCommand]) -> str:
         try:
@@ -217,7 +202,7 @@ class DecodeSession:
         self._routes.clear()
         for subscription in lost:
             self._orphans[subscription.request_id] = subscription.attempt
-            subscription.events.put_nowait(SessionLost(reason))
+            subscription.put(SessionLost(reason))
         if self._outbox is not None:
             self._outbox = None
             level = logging.INFO if self._closing else logging.WARNING

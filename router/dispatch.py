@@ -51,10 +51,10 @@ class ClusterDispatcher:
         )
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None
+        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
     ) -> AbstractAsyncContextManager[Admission]:
         """See `router.generation.Dispatcher`."""
-        return self._queue.admit(deadline, arrived_at)
+        return self._queue.admit(deadline, arrived_at, places)
 
     def generate(self, request: GenerationRequest, admission: Admission) -> RoutedGeneration:
         """See `router.generation.Dispatcher`."""
@@ -74,7 +74,7 @@ class ClusterDispatcher:
 
     @property
     def running(self) -> int:
-        """Client requests admitted and not ended."""
+        """Generations of client requests admitted and not ended."""
         return self._queue.running
 
     async def close(self) -> None:

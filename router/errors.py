@@ -9,20 +9,34 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+# What of a client's own words comes back in an error, characters.
+MAX_MESSAGE = 1000
+MAX_PARAM = 200
+
+
+def clipped(text: str, limit: int) -> str:
+    """The text, or its two ends where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
 
 class InvalidRequestError(ValueError):
     """A request that can never be served as it is.
 
     Attributes:
-        message: what is wrong, for the client.
-        param: the parameter at fault, for example `messages[0].content`; None for the request as a whole.
+        message: what is wrong, for the client; at most MAX_MESSAGE characters, whatever the client sent.
+        param: the parameter at fault, for example `messages[0].content`, at most MAX_PARAM characters; None
+            for the request as a whole.
         code: short machine-readable name; None for none.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        message = clipped(message, MAX_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else clipped(param, MAX_PARAM)
         self.code = code
 
 

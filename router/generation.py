@@ -182,7 +182,7 @@ class GenerationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A place among the running requests, held while its context manager is open.
+    """Places among the running generations, held while its context manager is open.
 
     Attributes:
         arrived_at: when the client's request reached the router, `time.monotonic()` seconds.
@@ -221,13 +221,15 @@ class Dispatcher(Protocol):
     """What the front doors ask of the router's core. Implemented by `router.dispatch.ClusterDispatcher`."""
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None
+        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
     ) -> AbstractAsyncContextManager[Admission]:
-        """Waits for a place, first come first served; one admission covers all choices of a client request.
+        """Waits for places, first come first served; one admission covers all choices of a client request.
 
         Args:
             deadline: seconds since 1970; None for none.
             arrived_at: `time.monotonic()` when the client's request came in; None for now.
+            places: generations that will run at once, at least 1. A request for more than there are waits
+                for all of them.
 
         Raises (on entering): GenerationError OVERLOADED with `retry_after_s` where the queue is full,
         DEADLINE where the deadline passes first. Cancelling while queued gives the place up.

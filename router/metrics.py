@@ -57,7 +57,9 @@ class RouterMetrics:
         self.placements = self._counter("placements", "Attempts by where they prefill.", "prefill")
         self.failovers = self._counter("failovers", "Attempts that failed and were tried again.", "cause")
         self.queued = self._gauge("queued_requests", "Client requests in the admission queue.")
-        self.running = self._gauge("running_requests", "Client requests admitted and not ended.")
+        self.running = self._gauge(
+            "running_requests", "Generations of client requests admitted and not ended."
+        )
         self.index_available = self._gauge("index_available", "1 while the prefix index answers.")
         self.ttft = self._histogram("ttft_seconds", "From arrival to the first token.")
         self.ttft_parts = self._histogram(

@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from router.answer_reader import Reading
+from router.answer_text import TextRules
 from router.errors import InvalidRequestError, ModelNotFoundError
-from router.generation import GenerationRequest, ResolvedSampling
-from router.sampling_options import DEFAULT_TEMPERATURE, DEFAULT_TOP_P, SamplingOptions
-from router.text.chat_template import ChatTemplate
-from router.text.errors import ChatTemplateError
-from router.text.tokenizer import Tokenizer
+from router.generation import GenerationRequest
+from router.model_reading import AskedOfAnswers
+from router.prompts import Prompt, PromptReader, ServedModel, check_token_ids
+from router.resolve import SamplingResolver, tried_of
+from router.sampling_options import SamplingOptions
+from router.text.tokenizer import INLINE_CHARACTERS
 
 # Generations that one client request may start: prompts times choices.
 MAX_GENERATIONS = 128
 MAX_ID_LENGTH = 128
 MAX_SALT_LENGTH = 256
+MAX_DETOKENIZED = 1 << 20
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The one model of this router.
-
-    Attributes:
-        name: what clients call it.
-        max_model_len: tokens of prompt and answer together.
-        created: seconds since 1970, when the router began to serve it.
-    """
-
-    name: str
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-    max_model_len: int
-    created: int
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """A plain prompt. `param` names it in error messages."""
-
-    text: str
-    param: str = "prompt"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    """A prompt as token ids. `param` names it in error messages."""
-
-    token_ids: tuple[int, ...]
-    param: str = "prompt"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A chat: messages with `role`, `content` and what else the model's template reads."""
-
-    messages: tuple[Mapping[str, str], ...]
-    param: str = "messages"
-
-
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +38,9 @@ class ClientRequest:
         deadline: seconds since 1970; None for none.
         arrived_at: `time.monotonic()` when it came in.
         trace: adds spans to the timelines.
+        priority: lower runs first; a sint32.
+        truncate_prompt_tokens: keep so many tokens of each prompt, the last ones; -1 for as many as fit.
+        answers: what is asked of the answers beside how their tokens are chosen.
     """
 
     model: str
@@ -86,6 +51,9 @@ class ClientRequest:
     cache_salt: str = ""
     deadline: float | None = None
     trace: bool = False
+    priority: int = 0
+    truncate_prompt_tokens: int | None = None
+    answers: AskedOfAnswers = field(default_factory=AskedOfAnswers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +61,33 @@ class PreparedRequest:
     """A request that can be dispatched.
 
     Attributes:
-        generations: choice c of prompt p stands at p * n + c.
-        num_choices: n.
-        stops: stop strings, watched by the router.
+        generations: attempt a at prompt p stands at p * num_tried + a.
+        num_choices: n, the answers that are returned for each prompt.
+        num_tried: those that are generated for it; more than n with best_of.
+        rules: how tokens become text.
+        reading: how text is parted.
+        echo: each prompt's text, which begins its answers; empty where none is asked for.
+        score_only: the prompt's log probabilities are all that is wanted; the generated token is dropped.
+        reports_logprobs: the client asked for the answer's log probabilities.
         prompt_tokens: tokens of all prompts, each counted once.
     """
 
     request_id: str
     generations: tuple[GenerationRequest, ...]
     num_choices: int
-    stops: tuple[str, ...]
+    num_tried: int
+    rules: TextRules
+    reading: Reading
+    echo: tuple[str, ...]
+    score_only: bool
+    reports_logprobs: bool
     prompt_tokens: int
     arrived_at: float
     deadline: float | None
+
+    def prompt_of(self, choice: int) -> tuple[int, ...]:
+        """Token ids of the prompt that a choice, numbered as clients see it, answers."""
+        return self.generations[choice // self.num_choices * self.num_tried].prompt_token_ids
 
 
 def is_request_id(text: str) -> bool:
@@ -123,14 +105,92 @@ class Preparer:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
+        self._reader = PromptReader(model)
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFoundError unless `name` is served."""
         if name != self.model.name:
             raise ModelNotFoundError(name, self.model.name)
 
+    async def tokenize(self, prompt: Prompt, truncate: int | None = None) -> tuple[int, ...]:
+        """Token ids of one prompt, at least one, of whatever length; the last `truncate` of them.
+
+        Raises InvalidRequestError.
+        """
+        token_ids = await self._reader.tokenize(prompt)
+        return token_ids if truncate is None else self._reader.cut(token_ids, truncate)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool, param: str) -> str:
+        """Text of any token ids. Raises InvalidRequestError, which names `param`."""
+        check_token_ids(token_ids, self.model.tokenizer.vocab_size, param)
+
+        def decode() -> str:
+            return self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return decode() if len(token_ids) <= INLINE_CHARACTERS else await asyncio.to_thread(decode)
+
     async def prepare(self, request: ClientRequest) -> PreparedRequest:
         """Raises InvalidRequestError, which names the parameter at fault."""
+        asked = request.sampling
+        self._check(request)
+        num_tried = tried_of(asked)
+        resolver = SamplingResolver(self.model, asked, secrets.randbits(64))
+        bad_words = await resolver.bad_words()
+        prompts = [
+            await self._reader.read(prompt, request.truncate_prompt_tokens, asked.max_tokens)
+            for prompt in request.prompts
+        ]
+        reading, grammar = await self.model.reading.of(request.answers, prompts[0])
+        # Workers know a generation by its id alone, and clients may repeat theirs.
+        unique = f"{request.request_id}:{secrets.token_hex(8)}"
+        generations: list[GenerationRequest] = []
+        for token_ids in prompts:
+            sampling = resolver.resolve(len(token_ids), bad_words)
+            generations.extend(
+                GenerationRequest(
+                    request_id=f"{unique}:{len(generations) + choice}",
+                    prompt_token_ids=token_ids,
+                    sampling=replace(sampling, choice=choice, grammar=grammar),
+                    cache_salt=request.cache_salt,
+                    deadline=request.deadline,
+                    trace=request.trace,
+                    priority=request.priority,
+                )
+                for choice in range(num_tried)
+            )
+        rules = TextRules(
+            stops=tuple(asked.stop or ()),
+            include_stop=bool(asked.include_stop_str_in_output),
+            skip_special_tokens=asked.skip_special_tokens is not False,
+            markers=self.model.reading.markers if request.answers.chat else frozenset(),
+        )
+        return PreparedRequest(
+            request_id=request.request_id,
+            generations=tuple(generations),
+            num_choices=asked.n or 1,
+            num_tried=num_tried,
+            rules=rules,
+            reading=reading,
+            echo=self._echo(request, prompts, rules) if asked.echo else (),
+            score_only=resolver.score_only,
+            reports_logprobs=asked.logprobs is not None,
+            prompt_tokens=sum(map(len, prompts)),
+            arrived_at=request.arrived_at,
+            deadline=request.deadline,
+        )
+
+    def _echo(
+        self, request: ClientRequest, prompts: list[tuple[int, ...]], rules: TextRules
+    ) -> tuple[str, ...]:
+        cut = request.truncate_prompt_tokens is not None
+        skip = rules.skip_special_tokens
+        return tuple(
+            self._reader.text_of(prompt, token_ids, cut=cut, skip_special_tokens=skip)
+            for prompt, token_ids in zip(request.prompts, prompts, strict=True)
+        )
+
+    def _check(self, request: ClientRequest) -> None:
+        """What concerns the request as a whole."""
         if request.model:
             self.check_model(request.model)
         if not is_request_id(request.request_id):
@@ -145,111 +205,12 @@ class Preparer:
                 "cache_salt",
                 "invalid_value",
             )
-        num_choices = request.sampling.n or 1
-        if len(request.prompts) * num_choices > MAX_GENERATIONS:
+        num_tried = tried_of(request.sampling)
+        if len(request.prompts) * num_tried > MAX_GENERATIONS:
+            name = "n" if request.sampling.best_of is None else "best_of"
             raise InvalidRequestError(
-                f"{len(request.prompts)} prompts with {num_choices} choices each are more than the "
+                f"{len(request.prompts)} prompts with {num_tried} choices each are more than the "
                 f"{MAX_GENERATIONS} answers that one request may ask for.",
-                "n" if len(request.prompts) == 1 else "prompt",
+                name if len(request.prompts) == 1 else "prompt",
                 "invalid_value",
             )
-        prompts = [await self._fitting_tokens(prompt) for prompt in request.prompts]
-        # Workers know a generation by its id alone, and clients may repeat theirs.
-        unique = f"{request.request_id}:{secrets.token_hex(8)}"
-        generations: list[GenerationRequest] = []
-        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed % 2**64
-        for token_ids in prompts:
-            sampling = self._resolve(request.sampling, len(token_ids), seed)
-            generations.extend(
-                GenerationRequest(
-                    request_id=f"{unique}:{len(generations) + choice}",
-                    prompt_token_ids=token_ids,
-                    sampling=replace(sampling, choice=choice),
-                    cache_salt=request.cache_salt,
-                    deadline=request.deadline,
-                    trace=request.trace,
-                )
-                for choice in range(num_choices)
-            )
-        return PreparedRequest(
-            request_id=request.request_id,
-            generations=tuple(generations),
-            num_choices=num_choices,
-            stops=tuple(request.sampling.stop or ()),
-            prompt_tokens=sum(map(len, prompts)),
-            arrived_at=request.arrived_at,
-            deadline=request.deadline,
-        )
-
-    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of one prompt, at least one, of whatever length. Raises InvalidRequestError."""
-        match prompt:
-            case TextPrompt():
-                token_ids = tuple(await self.model.tokenizer.encode(prompt.text, add_special_tokens=True))
-                # Tokens that the tokenizer adds by itself make no prompt.
-                token_ids = token_ids if prompt.text else ()
-            case TokenPrompt():
-                token_ids = prompt.token_ids
-                self._check_ids(token_ids, prompt.param)
-            case ChatPrompt():
-                try:
-                    text = self.model.chat_template.render(prompt.messages)
-                except ChatTemplateError as error:
-                    raise InvalidRequestError(str(error), prompt.param, "chat_template") from error
-                token_ids = tuple(await self.model.tokenizer.encode(text, add_special_tokens=False))
-        if not token_ids:
-            raise InvalidRequestError("The prompt is empty.", prompt.param, "empty_prompt")
-        return token_ids
-
-    async def _fitting_tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        token_ids = await self.tokenize(prompt)
-        if len(token_ids) >= self.model.max_model_len:
-            raise InvalidRequestError(
-                f"The prompt has {len(token_ids)} tokens; this model's context length is "
-                f"{self.model.max_model_len} tokens, prompt and answer together.",
-                prompt.param,
-                "context_length_exceeded",
-            )
-        return token_ids
-
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        vocab_size = self.model.tokenizer.vocab_size
-        # A prompt may be a million ids long: the loop over them must not be Python's.
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(
-                    f"Token id {token_id} is out of range; this model has the ids 0 to {vocab_size - 1}.",
-                    param,
-                    "invalid_token_id",
-                )
-
-    def _resolve(self, asked: SamplingOptions, num_prompt_tokens: int, seed: int) -> ResolvedSampling:
-        room = self.model.max_model_len - num_prompt_tokens
-        max_tokens = room if asked.max_tokens is None else asked.max_tokens
-        min_tokens = asked.min_tokens or 0
-        stop_token_ids = tuple(asked.stop_token_ids or ())
-        self._check_ids(stop_token_ids, "stop_token_ids")
-        if max_tokens > room:
-            raise InvalidRequestError(
-                f"max_tokens is {max_tokens}, but the prompt's {num_prompt_tokens} tokens leave {room} of "
-                f"this model's context length of {self.model.max_model_len} tokens.",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        if min_tokens > max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens is {min_tokens}, more than the {max_tokens} tokens that may be generated.",
-                "min_tokens",
-                "invalid_value",
-            )
-        return ResolvedSampling(
-            temperature=DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature,
-            top_p=DEFAULT_TOP_P if asked.top_p is None else asked.top_p,
-            top_k=max(asked.top_k or 0, 0),
-            seed=seed,
-            choice=0,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=bool(asked.ignore_eos),
-        )

@@ -13,7 +13,7 @@ import grpc
 from kvrelay.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
 from router.answer import Answer, TokenGapError
 from router.background import BackgroundTasks
-from router.decode_session import SessionEvent, SessionLost, SessionLostError, Subscription
+from router.decode_session import SessionLostError
 from router.failover import (
     RETRY_AFTER_S,
     AttemptFailedError,
@@ -33,6 +33,7 @@ from router.generation import (
 from router.metrics import RouterMetrics
 from router.placement import Booking, Placer, Target
 from router.policies.base import NoWorkerError
+from router.subscription import SessionEvent, SessionLost, Subscription
 from router.wire import work_request
 from router.worker_link import PrefillStartError, WorkerLink
 from telemetry.logs import fields
@@ -95,6 +96,8 @@ class RoutedGeneration:
         if self._over:
             raise StopAsyncIteration
         try:
+            if self._deadline is None:
+                return await self._next()
             async with asyncio.timeout_at(self._deadline):
                 return await self._next()
         except TimeoutError:
@@ -136,7 +139,7 @@ class RoutedGeneration:
             try:
                 if self._subscription is None:
                     self._subscription = await self._dispatch()
-                event = self._take(await self._subscription.events.get())
+                event = self._take(await self._subscription.next())
                 if event is not None:
                     return event
             except AttemptFailedError as failure:
@@ -350,7 +353,7 @@ class RoutedGeneration:
 async def _timeline_of(subscription: Subscription) -> common_pb2.Timeline | None:
     """The timeline of the attempt's end; None where the worker is lost."""
     while True:
-        event = await subscription.events.get()
+        event = await subscription.next()
         if isinstance(event, decode_pb2.EndEvent):
             return event.timeline
         if isinstance(event, SessionLost):

@@ -5,72 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
-from kvrelay.v1.common_pb2 import Timeline
+from router.answer_reader import AnswerReader
 from router.answer_text import AnswerText
+from router.best_of import best_of
+from router.choice_events import ChoiceDelta, ChoiceEnd, ChoiceEvent
 from router.generation import (
     Admission,
     Dispatcher,
     ErrorKind,
+    Generation,
     GenerationEnd,
     GenerationError,
     GenerationRequest,
-    TokenDelta,
 )
-from router.prepare import ClientRequest, PreparedRequest, Preparer, ServedModel
+from router.prepare import ClientRequest, PreparedRequest, Preparer
+from router.prompts import ServedModel
 
 # Events of all choices that wait for a slow client before the choices' own queues take over.
 _MERGE_QUEUE = 64
 DRAINING_RETRY_S = 1.0
 # Longer than from a request's preparation to its run, with a busy event loop.
 _BETWEEN_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
-    """New tokens of one choice; their text may still be held back. `choice` is p * n + c."""
-
-    choice: int
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEnd:
-    """The last event of one choice."""
-
-    choice: int
-    finish_reason: Literal["stop", "length"]
-    completion_tokens: int
-    cached_tokens: int
-    timeline: Timeline
-
-
-ChoiceEvent = ChoiceDelta | ChoiceEnd
-
-
-@dataclass(frozen=True, slots=True)
-class UsageCount:
-    """Token counts of one client request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-def usage_of(prepared: PreparedRequest, ends: Sequence[ChoiceEnd]) -> UsageCount:
-    """Adds all choices up. A prompt counts once, whatever n; cached is what none of its choices computed."""
-    cached: dict[int, int] = {}
-    for end in ends:
-        prompt = end.choice // prepared.num_choices
-        cached[prompt] = min(cached.get(prompt, end.cached_tokens), end.cached_tokens)
-    return UsageCount(
-        prompt_tokens=prepared.prompt_tokens,
-        completion_tokens=sum(end.completion_tokens for end in ends),
-        cached_tokens=sum(cached.values()),
-    )
 
 
 class Serving:
@@ -120,12 +77,15 @@ class Serving:
         Raises GenerationError; the other choices are cancelled then.
         """
         with self._activity():
-            async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at) as admission:
-                choices = [
+            places = len(prepared.generations)
+            async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at, places) as admission:
+                attempts = [
                     self._choice(prepared, index, request, admission)
                     for index, request in enumerate(prepared.generations)
                 ]
-                events = choices[0] if len(choices) == 1 else _merge(choices)
+                events = attempts[0] if len(attempts) == 1 else _merge(attempts)
+                if prepared.num_tried > prepared.num_choices:
+                    events = best_of(prepared, events)
                 async with aclosing(events):
                     async for event in events:
                         yield event
@@ -153,28 +113,62 @@ class Serving:
     async def _choice(
         self, prepared: PreparedRequest, index: int, request: GenerationRequest, admission: Admission
     ) -> AsyncGenerator[ChoiceEvent, None]:
-        answer = AnswerText(self.model.tokenizer, request.sampling, prepared.stops)
+        text = AnswerText(self.model.tokenizer, request.sampling, prepared.rules)
+        answer = AnswerReader(text, prepared.reading)
         generation = self._dispatcher.generate(request, admission)
+        # Not before the first token: a request that cannot start must not seem to have begun.
+        echo = prepared.echo[index // prepared.num_tried] if prepared.echo else ""
         try:
             async for event in generation:
-                if isinstance(event, TokenDelta):
-                    piece = answer.add(event.token_ids)
-                    yield ChoiceDelta(index, piece.text, event.token_ids[: piece.num_tokens])
+                if echo:
+                    yield ChoiceDelta(index, echo, ())
+                    echo = ""
+                if isinstance(event, GenerationEnd):
+                    rest = answer.finish()
+                    if rest.text or rest.shown or rest.reasoning or rest.calls:
+                        yield ChoiceDelta(index, rest.text, (), (), rest.shown, rest.reasoning, rest.calls)
+                    yield _end(index, answer, event)
+                elif prepared.score_only:
+                    yield replace(_end(index, answer, await _end_of(generation)), finish_reason="length")
+                    return
+                else:
+                    piece = answer.add(event.token_ids, event.logprobs)
+                    count = piece.num_tokens
+                    yield ChoiceDelta(
+                        choice=index,
+                        text=piece.text,
+                        token_ids=event.token_ids[:count],
+                        logprobs=event.logprobs[:count],
+                        shown=piece.shown,
+                        reasoning=piece.reasoning,
+                        calls=piece.calls,
+                    )
                     if piece.stopped:
                         yield _end(index, answer, await generation.finish())
                         return
-                else:
-                    rest = answer.finish()
-                    if rest:
-                        yield ChoiceDelta(index, rest, ())
-                    yield _end(index, answer, event)
         finally:
             await generation.aclose()
 
 
-def _end(index: int, answer: AnswerText, end: GenerationEnd) -> ChoiceEnd:
+async def _end_of(generation: Generation) -> GenerationEnd:
+    """The end of a generation of which nothing else is wanted."""
+    async for event in generation:
+        if isinstance(event, GenerationEnd):
+            return event
+    raise GenerationError(ErrorKind.INTERNAL, "the generation stopped without its end")
+
+
+def _end(index: int, answer: AnswerReader, end: GenerationEnd) -> ChoiceEnd:
     """Tokens that came behind a stop string are not the client's: the answer's own count holds."""
-    return ChoiceEnd(index, end.finish_reason, answer.num_tokens, end.cached_tokens, end.timeline)
+    return ChoiceEnd(
+        choice=index,
+        finish_reason=answer.reason(end.finish_reason),
+        completion_tokens=answer.num_tokens,
+        cached_tokens=end.cached_tokens,
+        timeline=end.timeline,
+        prompt_logprobs=end.prompt_logprobs,
+        reasoning_tokens=answer.reasoning_tokens,
+    )
 
 
 async def _merge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvrelay.v1 import common_pb2, worker_pb2
 from router.generation import GenerationRequest, GrammarSpec, ResolvedSampling, TokenLogprobs
@@ -50,13 +51,20 @@ def token_logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
 def work_request(
     request: GenerationRequest, attempt: int, resumed_token_ids: Sequence[int]
 ) -> worker_pb2.WorkRequest:
-    """One attempt at a request, going on after the tokens that the client has already."""
+    """One attempt at a request, going on after the tokens that the client has already.
+
+    Log probabilities of the prompt came with the first of these tokens: they are not asked for again, for
+    they cost the whole prompt's computation.
+    """
+    sampling = request.sampling
+    if resumed_token_ids:
+        sampling = replace(sampling, prompt_logprobs=None)
     return worker_pb2.WorkRequest(
         request_id=request.request_id,
         attempt=attempt,
         prompt_token_ids=request.prompt_token_ids,
         resumed_token_ids=resumed_token_ids,
-        sampling=sampling_message(request.sampling),
+        sampling=sampling_message(sampling),
         cache_salt=request.cache_salt,
         deadline_unix_ms=0 if request.deadline is None else max(1, round(request.deadline * 1000)),
         trace=request.trace,

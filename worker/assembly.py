@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.api import Engine
+from engine.config import EngineConfig
 from engine.core import LLMEngine
-from engine.kv.storage import allocate_pool, block_bytes, blocks_in_budget
+from engine.grammar.base import GrammarCompiler
+from engine.grammar.guidance import GuidanceCompiler
+from engine.kv.storage import SCRATCH_BLOCKS, allocate_pool, block_bytes, blocks_in_budget
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
@@ -17,7 +21,10 @@ from kv_transfer import registry
 from kv_transfer.transports.base import Transport, TransportConfig
 from kv_transfer.types import Identity, KvLayout, LayerGroup, PoolRegion
 from prefix_index.hashing import HASH_VERSION, ChainHasher, hash_model
+from telemetry.logs import fields
 from worker.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class Assembly:
         layout: of the pool.
         transports: by name, best first.
         max_model_len: tokens of prompt and answer together.
+        grammars: compiles for the engine; None where the model folder has no usable tokenizer.json.
+        model_context_tokens: what the model itself can take.
     """
 
     engine: Engine
@@ -37,6 +46,8 @@ class Assembly:
     layout: KvLayout
     transports: Mapping[str, Transport]
     max_model_len: int
+    grammars: GrammarCompiler | None
+    model_context_tokens: int
 
     @property
     def max_context_tokens(self) -> int:
@@ -62,15 +73,18 @@ def assemble(config: WorkerConfig) -> Assembly:
         quantization=settings.quantization,
         attention_backend=settings.attention_backend,
         device=settings.device,
+        context_length=settings.max_model_len,
         kernel_cache=settings.kernel_cache,
     )
     dtype = torch_dtype(settings.dtype)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
     num_blocks = settings.num_blocks or blocks_in_budget(settings.kv_memory_bytes, bytes_per_block)
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
-    revision = model_revision(settings.model_dir, settings.quantization)
+    revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
-    engine = LLMEngine(model, pool, settings, hasher)
+    grammars = _grammars(config, model.config)
+    engine = LLMEngine(model, pool, settings, hasher, grammars)
+    _warn_of_short_context(settings, model.config, num_blocks * settings.block_size, bytes_per_block)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
@@ -83,7 +97,35 @@ def assemble(config: WorkerConfig) -> Assembly:
         ),
         transports=_open_transports(config, region),
         max_model_len=engine.max_model_len,
+        model_context_tokens=model.config.max_position_embeddings,
+        grammars=grammars,
     )
+
+
+def _warn_of_short_context(
+    settings: EngineConfig, model: ModelConfig, held: int, bytes_per_block: int
+) -> None:
+    """A context that the pool cuts short is no error, but nobody should have to find it out by a refusal."""
+    wanted = model.max_position_embeddings
+    if settings.max_model_len or held >= wanted:
+        return
+    needed = (-(-wanted // settings.block_size) + SCRATCH_BLOCKS) * bytes_per_block
+    logger.warning(
+        f"the KV pool holds {held} tokens, so prompt and answer together can have no more, though the model "
+        f"takes {wanted}: a KV memory of {needed} bytes would hold them",
+        extra=fields(pool_tokens=held, model_tokens=wanted, needed_bytes=needed),
+    )
+
+
+def _grammars(config: WorkerConfig, model: ModelConfig) -> GrammarCompiler | None:
+    tokenizer_file = config.engine.model_dir / "tokenizer.json"
+    try:
+        return GuidanceCompiler(
+            tokenizer_file, model.vocab_size, model.eos_token_ids, max(1, config.engine.threads)
+        )
+    except ValueError as error:
+        logger.warning("no grammars", extra=fields(reason=str(error)))
+        return None
 
 
 def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identity:
@@ -92,6 +134,7 @@ def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identi
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
+        sliding_window=model.largest_window,
     )
     return Identity(
         model=config.model_name,

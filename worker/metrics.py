@@ -64,6 +64,17 @@ class _SnapshotCollector(Collector):
         ):
             blocks.add_metric((*self._values, state), count)
         yield blocks
+        preemptions = CounterMetricFamily(
+            "kvrelay_worker_preemptions",
+            "Sequences put back for want of blocks, by what becomes of their KV.",
+            labels=(*self._names, "kind"),
+        )
+        for kind, count in (
+            ("recompute", now.engine.preemptions_total - now.engine.swaps_total),
+            ("swap", now.engine.swaps_total),
+        ):
+            preemptions.add_metric((*self._values, kind), count)
+        yield preemptions
         for name, text, gauge in (
             ("running", "Sequences in the engine's batch.", now.engine.running),
             ("waiting", "Sequences that wait for a place in it.", now.engine.waiting),
@@ -71,6 +82,8 @@ class _SnapshotCollector(Collector):
             ("requests", "Requests admitted and not finished.", now.inside),
             ("leases", "Tickets alive or handovers in progress.", now.leases),
             ("quarantine_age_seconds", "Age of the oldest unsettled read.", now.quarantine_age_s),
+            ("swap_blocks", "Blocks of host memory to swap to.", now.engine.swap_blocks_total),
+            ("swap_blocks_used", "Of these, in use.", now.engine.swap_blocks_used),
             ("draining", "1 while no request is let in.", int(now.draining)),
         ):
             family = GaugeMetricFamily(f"kvrelay_worker_{name}", text, labels=self._names)
@@ -81,7 +94,8 @@ class _SnapshotCollector(Collector):
             ("prompt_tokens", "Prompt tokens of finished prefills.", now.engine.prompt_tokens_total),
             ("prefix_hit_tokens", "Of these, found in the prefix cache.", now.engine.cached_tokens_total),
             ("generated_tokens", "Tokens drawn.", now.engine.generated_tokens_total),
-            ("preemptions", "Sequences put back for want of blocks.", now.engine.preemptions_total),
+            ("swapped_out_blocks", "KV blocks copied to host memory.", now.engine.swapped_out_blocks_total),
+            ("swapped_in_blocks", "KV blocks copied back.", now.engine.swapped_in_blocks_total),
             ("transfer_bytes", "Bytes of KV of completed handovers.", now.transfer_bytes),
             ("transfer_seconds", "Sum of the durations of their reads.", now.transfer_seconds),
         ):

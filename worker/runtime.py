@@ -27,6 +27,7 @@ from telemetry.logs import fields
 from worker.admission import Admission
 from worker.assembly import Assembly
 from worker.config import WorkerConfig
+from worker.grammars import Grammars
 from worker.host import EngineHost
 from worker.metrics import WorkerMetrics, WorkerSnapshot
 from worker.servicer import WorkerServicer
@@ -88,6 +89,7 @@ class WorkerRuntime:
         layout: of the own pool.
         transports: name -> transport with the pool registered, best first.
         admission: who is inside.
+        grammars: compiles those of requests that come in.
         metrics: counters to raise.
         host: the engine.
         endpoint: host:port of the gRPC server; set by `serve`.
@@ -103,6 +105,7 @@ class WorkerRuntime:
         self.layout: KvLayout = assembly.layout
         self.transports: Mapping[str, Transport] = assembly.transports
         self.admission = Admission(config.max_queue, assembly.max_context_tokens)
+        self.grammars = Grammars(assembly.grammars, config.max_queue)
         self.metrics = WorkerMetrics(config.worker_id, _ROLE_NAMES[role], self._snapshot_from_thread)
         self._events = asyncio.get_running_loop()
         self.host = EngineHost(assembly.engine, self._on_step, self._on_failure)
@@ -141,6 +144,7 @@ class WorkerRuntime:
             layout=layout_to_wire(self.layout),
             num_blocks=self.host.stats.blocks_total,
             max_model_len=self._assembly.max_model_len,
+            model_context_tokens=self._assembly.model_context_tokens,
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)
@@ -198,6 +202,11 @@ class WorkerRuntime:
                 cached_tokens_total=engine.cached_tokens_total,
                 generated_tokens_total=engine.generated_tokens_total,
                 preemptions_total=engine.preemptions_total,
+                swaps_total=engine.swaps_total,
+                swap_blocks_total=engine.swap_blocks_total,
+                swap_blocks_used=engine.swap_blocks_used,
+                swapped_out_blocks_total=engine.swapped_out_blocks_total,
+                swapped_in_blocks_total=engine.swapped_in_blocks_total,
                 transfer_bytes_total=now.transfer_bytes,
                 transfer_seconds_total=now.transfer_seconds,
             ),
@@ -221,6 +230,7 @@ class WorkerRuntime:
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
         await self.host.stop()
+        self.grammars.close()
         for transport in self.transports.values():
             transport.close()
         await asyncio.to_thread(self.metrics.stop)

@@ -16,17 +16,22 @@ from kvrelay.errors import (
     ServerError,
     UnavailableError,
 )
-from kvrelay.options import GenerateOptions
+from kvrelay.options import GenerateOptions, PromptOptions
 from kvrelay.types import (
     Choice,
     Chunk,
     FinishReason,
     Generation,
+    LikelyToken,
     Message,
     Model,
     Span,
     Timeline,
     Tokenization,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -43,16 +48,22 @@ __all__ = [
     "Generation",
     "InvalidRequestError",
     "KvrelayError",
+    "LikelyToken",
     "Message",
     "Model",
     "ModelNotFoundError",
     "OverloadedError",
+    "PromptOptions",
     "RequestCancelledError",
     "ServerError",
     "Span",
     "Stream",
     "Timeline",
+    "TokenLogprob",
     "Tokenization",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "UnavailableError",
     "Usage",
 ]

@@ -11,10 +11,25 @@ from typing import Any, Unpack
 import grpc
 import grpc.aio
 
+from kvrelay._chat import Messages
 from kvrelay._endpoints import Attempts, Endpoints, checked_endpoints
 from kvrelay._stream_state import StreamState
-from kvrelay._wire import CHANNEL_OPTIONS, call_metadata, make_stub, models, tokenization, translated
-from kvrelay.options import GenerateOptions, Messages, generate_request, tokenize_request
+from kvrelay._wire import (
+    call_metadata,
+    channel_options,
+    make_stub,
+    model_of,
+    models,
+    tokenization,
+    translated,
+)
+from kvrelay.options import (
+    GenerateOptions,
+    PromptOptions,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 from kvrelay.types import Chunk, Generation, Model, Tokenization
 from kvrelay.v1 import inference_pb2
 
@@ -112,12 +127,14 @@ class AsyncClient:
         timeout: float | None = None,
         retries: int = 3,
         credentials: grpc.ChannelCredentials | None = None,
+        keepalive: float = 20.0,
     ) -> None:
         self._endpoints = Endpoints(checked_endpoints(endpoints))
         self._metadata = call_metadata(api_key)
         self._timeout = timeout
         self._retries = retries
         self._credentials = credentials
+        self._options = channel_options(keepalive)
         # Made when first used: a channel belongs to the loop that runs then.
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._stubs: dict[int, Any] = {}
@@ -162,10 +179,34 @@ class AsyncClient:
         messages: Messages | None = None,
         model: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the same name as everywhere in this package
+        return_token_strs: bool = False,
+        **options: Unpack[PromptOptions],
     ) -> Tokenization:
         """Token ids of a prompt or chat, exactly as `generate` would see them."""
-        request = tokenize_request(prompt, messages, model)
+        request = tokenize_request(prompt, messages, model, return_token_strs, options)
         return tokenization(await self._unary("Tokenize", request, timeout))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        model: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the same name as everywhere in this package
+    ) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        request = detokenize_request(token_ids, skip_special_tokens, model)
+        response: inference_pb2.DetokenizeResponse = await self._unary("Detokenize", request, timeout)
+        return response.text
+
+    async def model(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the same name as everywhere in this package
+    ) -> Model:
+        """One served model. Raises ModelNotFoundError."""
+        return model_of(await self._unary("GetModel", inference_pb2.GetModelRequest(id=name), timeout))
 
     async def models(
         self,
@@ -192,9 +233,9 @@ class AsyncClient:
         if endpoint not in self._stubs:
             address = self._endpoints.addresses[endpoint]
             channel = (
-                grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+                grpc.aio.insecure_channel(address, self._options)
                 if self._credentials is None
-                else grpc.aio.secure_channel(address, self._credentials, CHANNEL_OPTIONS)
+                else grpc.aio.secure_channel(address, self._credentials, self._options)
             )
             self._channels[endpoint] = channel
             self._stubs[endpoint] = make_stub(channel)

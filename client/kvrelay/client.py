@@ -10,10 +10,25 @@ from typing import Any, Unpack
 
 import grpc
 
+from kvrelay._chat import Messages
 from kvrelay._endpoints import Attempts, Endpoints, checked_endpoints
 from kvrelay._stream_state import StreamState
-from kvrelay._wire import CHANNEL_OPTIONS, call_metadata, make_stub, models, tokenization, translated
-from kvrelay.options import GenerateOptions, Messages, generate_request, tokenize_request
+from kvrelay._wire import (
+    call_metadata,
+    channel_options,
+    make_stub,
+    model_of,
+    models,
+    tokenization,
+    translated,
+)
+from kvrelay.options import (
+    GenerateOptions,
+    PromptOptions,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
 from kvrelay.types import Chunk, Generation, Model, Tokenization
 from kvrelay.v1 import inference_pb2
 
@@ -97,9 +112,11 @@ class Client:
         timeout: seconds for each request that names none itself. Default: no limit.
         retries: tries after the first; each endpoint is tried once whatever this says.
         credentials: for TLS, as gRPC makes them: `grpc.ssl_channel_credentials()`.
+        keepalive: seconds of silence after which a router is asked whether it still lives, at least 1; one
+            that does not answer for as long is unavailable.
 
     Raises:
-        ValueError: an endpoint is not of the form host:port.
+        ValueError: an endpoint is not of the form host:port, or keepalive is too short.
     """
 
     def __init__(
@@ -110,15 +127,17 @@ class Client:
         timeout: float | None = None,
         retries: int = 3,
         credentials: grpc.ChannelCredentials | None = None,
+        keepalive: float = 20.0,
     ) -> None:
         self._endpoints = Endpoints(checked_endpoints(endpoints))
         self._metadata = call_metadata(api_key)
         self._timeout = timeout
         self._retries = retries
+        options = channel_options(keepalive)
         self._channels = [
-            grpc.insecure_channel(address, CHANNEL_OPTIONS)
+            grpc.insecure_channel(address, options)
             if credentials is None
-            else grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+            else grpc.secure_channel(address, credentials, options)
             for address in self._endpoints.addresses
         ]
         self._stubs = [make_stub(channel) for channel in self._channels]
@@ -163,10 +182,34 @@ class Client:
         messages: Messages | None = None,
         model: str | None = None,
         timeout: float | None = None,
+        return_token_strs: bool = False,
+        **options: Unpack[PromptOptions],
     ) -> Tokenization:
         """Token ids of a prompt or chat, exactly as `generate` would see them."""
-        request = tokenize_request(prompt, messages, model)
+        request = tokenize_request(prompt, messages, model, return_token_strs, options)
         return tokenization(self._unary("Tokenize", request, timeout))
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        model: str | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        request = detokenize_request(token_ids, skip_special_tokens, model)
+        response: inference_pb2.DetokenizeResponse = self._unary("Detokenize", request, timeout)
+        return response.text
+
+    def model(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+    ) -> Model:
+        """One served model. Raises ModelNotFoundError."""
+        return model_of(self._unary("GetModel", inference_pb2.GetModelRequest(id=name), timeout))
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """The models that are served."""

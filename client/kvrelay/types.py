@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -13,6 +15,8 @@ class FinishReason(StrEnum):
     """The model's end of sequence, a stop token or a stop string."""
     LENGTH = "length"
     """`max_tokens` or the model's context length."""
+    TOOL_CALLS = "tool_calls"
+    """As `STOP`, and the answer has tool calls."""
     CANCELLED = "cancelled"
     """Cancelled by the client or the router."""
     DEADLINE = "deadline"
@@ -22,20 +26,122 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function.
+
+    Attributes:
+        id: its name, which the message with its result repeats.
+        name: the function.
+        arguments: JSON text. Valid under the function's schema where calls are required, named or strict;
+            else what the model wrote, which may be no JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What is new of a call.
+
+    Attributes:
+        index: number of the call in the answer.
+        id: set on the call's first delta, else empty.
+        name: the same.
+        arguments: new text of its arguments.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        name: unique among the tools; 1 to 64 letters, digits, `_`, `.` and `-`.
+        description: what it does, for the model.
+        parameters: JSON Schema of its arguments, an object; None for no parameters.
+        strict: every call matches the schema, whatever `tool_choice` says.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat. `role` is "system", "user", "assistant" or what the chat template knows."""
+    """One message of a chat.
+
+    Attributes:
+        role: "system", "user", "assistant", "tool" or what the chat template knows.
+        content: what is said.
+        tool_calls: calls that the assistant made.
+        tool_call_id: of a tool's result: which call it is of.
+        name: given to the chat template.
+        reasoning: what the assistant thought; given to the chat template.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `cached_tokens`: prompt tokens that nobody computed for it."""
+    """Token counts of one request.
+
+    Attributes:
+        prompt_tokens: of the prompt, whatever the number of choices.
+        completion_tokens: of all choices, those that `best_of` left out too.
+        cached_tokens: prompt tokens that nobody computed for it.
+        reasoning_tokens: of the completion tokens, those before the answers proper.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token that was likely in a place.
+
+    Attributes:
+        token_id: the token.
+        token: its text as UTF-8; not whole characters where the token is a part of one.
+        logprob: its log probability, natural, of the model's own distribution.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, with the log probabilities in its place; the first three fields are those of LikelyToken.
+
+    Attributes:
+        rank: its rank in the vocabulary, 1 being the likeliest.
+        top: the likeliest tokens in its place, best first, as many as were asked for.
+    """
+
+    token_id: int
+    token: bytes
+    logprob: float
+    rank: int
+    top: tuple[LikelyToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +215,50 @@ class Chunk:
         text: new text; never ends inside a character. May be empty.
         token_ids: new tokens. Their text may come with a later chunk.
         finish_reason: set on the last chunk of the choice.
+        logprobs: one for each of token_ids, where they were asked for.
+        reasoning: new text of a chat's reasoning.
+        tool_calls: what is new of a chat's calls, in order.
     """
 
     choice: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One complete answer. `timeline` is None where the router sent none."""
+    """One complete answer.
+
+    Attributes:
+        index: its number, from 0.
+        text: with `echo`, the prompt's before the answer's; of a chat without reasoning and calls.
+        token_ids: of the answer, the one that ended it too.
+        finish_reason: why it ended.
+        timeline: where its time went; None where the router sent none.
+        logprobs: one for each of token_ids, where they were asked for.
+        prompt_logprobs: of the prompt's tokens from the second on, where they were asked for.
+        reasoning: what a chat's model thought before it answered.
+        tool_calls: functions that a chat's model wants called.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     timeline: Timeline | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The answer as the chat's next message."""
+        return Message("assistant", self.text, self.tool_calls, reasoning=self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +281,29 @@ class Generation:
         return self.choices[0].text
 
     @property
+    def reasoning(self) -> str:
+        """Reasoning of the first choice."""
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of the first choice."""
+        return self.choices[0].tool_calls
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of the first choice."""
         return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the first choice."""
+        return self.choices[0].logprobs
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the prompt's tokens from the second on."""
+        return self.choices[0].prompt_logprobs
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -165,10 +318,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """Token ids of a prompt or chat, as `generate` would see them, and the model's context length."""
+    """Token ids of a prompt or chat, as `generate` would see them, and the model's context length.
+
+    Attributes:
+        token_ids: the tokens.
+        max_model_len: tokens of prompt and answer together.
+        token_strs: each token as the vocabulary spells it, where that was asked for.
+    """
 
     token_ids: tuple[int, ...]
     max_model_len: int
+    token_strs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

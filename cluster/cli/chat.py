@@ -9,7 +9,18 @@ import typer
 from cluster.cli.console import ERR, OUT, fail
 from cluster.cli.deployments import ClientKey, DeploymentName, find_ready, key_for
 from cluster.cli.generate import print_stream
-from cluster.cli.sampling import MaxTokens, Seed, Temperature, TopP
+from cluster.cli.sampling import (
+    MaxTokens,
+    MinP,
+    MoreOptions,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    generate_options,
+)
 from cluster.cli.timeline import counts_line, print_timeline
 from kvrelay import Client, KvrelayError, Message
 
@@ -20,12 +31,28 @@ def chat(
     max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
     top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
     seed: Seed = None,
+    option: MoreOptions = None,
     system: str | None = typer.Option(None, help="System message.", show_default=False),
     api_key: ClientKey = None,
     name: DeploymentName = "default",
 ) -> None:
     """Talk to the model; it remembers the conversation. Ctrl-C stops an answer, Ctrl-D ends."""
+    options = generate_options(
+        option,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop or None,
+        seed=seed,
+    )
     state = find_ready(name)
     opening = [Message("system", system)] if system else []
     messages = list(opening)
@@ -50,9 +77,7 @@ def chat(
                 continue
             turn = [*messages, Message("user", said)]
             try:
-                with client.stream(
-                    messages=turn, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
-                ) as stream:
+                with client.stream(messages=turn, **options) as stream:
                     generation = print_stream(stream)
             except KeyboardInterrupt:
                 OUT.print()

@@ -11,10 +11,11 @@ import typer
 from cluster.cli.console import OUT, StepReporter, fail
 from cluster.cli.deployments import DeploymentName
 from cluster.environment import read_environment
-from cluster.processes import ProcessId, end_marked, send_signal, wait_for_end
-from cluster.state import StateFileError, read_state, remove_state
+from cluster.leftovers import clean_up_after
+from cluster.processes import ProcessId, send_signal, wait_for_end
+from cluster.state import StateFileError, read_state
 
-_SWEEP_S = 10.0
+_KILL_S = 10.0
 
 
 def down(
@@ -41,9 +42,8 @@ def down(
         ):
             reporter.note(f"still running after {timeout:g} s; ending it by force")
             send_signal(supervisor, signal.SIGKILL)
-            wait_for_end(supervisor, _SWEEP_S)
+            wait_for_end(supervisor, _KILL_S)
         # Nothing is left after an orderly end; this is for one that was not.
-        if survivors := end_marked(state.instance, _SWEEP_S):
+        if survivors := clean_up_after(run_dir, state):
             fail("could not end: " + ", ".join(str(process.pid) for process in survivors))
-        remove_state(run_dir, name)
     OUT.print(f"{name} is stopped." if was_alive else f"{name} was gone already; cleaned up what it left.")

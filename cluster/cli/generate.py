@@ -10,7 +10,19 @@ import typer
 
 from cluster.cli.console import ERR, OUT, fail
 from cluster.cli.deployments import ClientKey, DeploymentName, find_ready, key_for
-from cluster.cli.sampling import MaxTokens, Seed, ShowTimeline, Temperature, TopP
+from cluster.cli.sampling import (
+    MaxTokens,
+    MinP,
+    MoreOptions,
+    RepetitionPenalty,
+    Seed,
+    ShowTimeline,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    generate_options,
+)
 from cluster.cli.timeline import print_timeline
 from kvrelay import Client, Generation, KvrelayError, Message, Stream
 
@@ -20,7 +32,12 @@ def generate(
     max_tokens: MaxTokens = 128,
     temperature: Temperature = None,
     top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
     seed: Seed = None,
+    option: MoreOptions = None,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the text; no chat template.")] = False,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds. Default: no limit.", show_default=False)
@@ -31,6 +48,18 @@ def generate(
     name: DeploymentName = "default",
 ) -> None:
     """Send one prompt and stream the answer."""
+    options = generate_options(
+        option,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop or None,
+        seed=seed,
+        timeout=timeout,
+    )
     state = find_ready(name)
     try:
         with (
@@ -38,11 +67,7 @@ def generate(
             client.stream(
                 prompt if raw else None,
                 messages=None if raw else [Message("user", prompt)],
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                seed=seed,
-                timeout=timeout,
+                **options,
             ) as stream,
         ):
             generation = stream.result() if as_json else print_stream(stream)
@@ -57,14 +82,23 @@ def generate(
 
 
 def print_stream(stream: Stream) -> Generation:
-    """Prints the text as it comes, and returns the whole."""
+    """Prints the first choice's text as it comes, then the others', and returns the whole."""
     for chunk in stream:
-        OUT.print(chunk.text, end="", markup=False)
-        OUT.file.flush()
+        if chunk.choice == 0:
+            OUT.print(chunk.text, end="", markup=False)
+            OUT.file.flush()
     OUT.print()
-    return stream.result()
+    generation = stream.result()
+    for choice in generation.choices[1:]:
+        OUT.print(f"\n[{choice.index}] {choice.text}", markup=False)
+    return generation
 
 
 def result_json(generation: Generation) -> str:
     """The result as one JSON object."""
-    return json.dumps(dataclasses.asdict(generation), indent=2)
+    return json.dumps(dataclasses.asdict(generation), indent=2, default=_text_of)
+
+
+def _text_of(token: bytes) -> str:
+    """Tokens in log probabilities are bytes, which JSON has not."""
+    return token.decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The `kvrelay` command and its subcommands."""
+"""The `kvrelay` command's subcommands; `cluster.cli.__main__` runs them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,3 @@ app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(validate.validate)
 app.add_typer(models.app, name="models")
-
-
-def main() -> None:
-    """Entry point."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from cluster.spec_loading import Override
+from router.reasoning.registry import reasoning_parser_names
+from router.tools.parsers.registry import tool_parser_names
 
 _MODEL, _CLUSTER, _DOORS = "Model", "Cluster", "Front doors"
 
@@ -85,6 +87,16 @@ KvMemory = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+SwapMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of each worker for the KV of preempted requests; 0: it is computed again. "
+        "Default: 512MiB.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
 BlockSize = Annotated[
     int | None,
     typer.Option(help="Tokens in a KV block. Default: 16.", show_default=False, rich_help_panel=_CLUSTER),
@@ -128,11 +140,38 @@ Host = Annotated[
         help="Address of both doors. Default: 127.0.0.1.", show_default=False, rich_help_panel=_DOORS
     ),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="Origin (http://host:port) whose pages may call from a browser; * for all. May be repeated.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
 ForceRemotePrefill = Annotated[
     bool | None,
     typer.Option(
         "--force-remote-prefill",
         help="Never prefill on a decode worker, however short the prompt.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(tool_parser_names()),
+        help="How the model writes tool calls. Default: auto, by its chat template.",
+        show_default=False,
+        rich_help_panel=_DOORS,
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(reasoning_parser_names()),
+        help="Whether its answers begin with reasoning. Default: auto, by its chat template.",
         show_default=False,
         rich_help_panel=_DOORS,
     ),
@@ -160,13 +199,17 @@ def deployment_overrides(
     decode: int | None,
     threads: int | None,
     kv_memory: str | None,
+    swap_memory: str | None,
     block_size: int | None,
     redis: str | None,
     ray_address: str | None,
     http_port: int | None,
     grpc_port: int | None,
     host: str | None,
+    cors_origin: list[str] | None,
     force_remote_prefill: bool | None,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
     api_key: str | None,
 ) -> list[Override]:
     """The options as settings of the spec. None: not given."""
@@ -182,12 +225,16 @@ def deployment_overrides(
         Override("prefill.threads", threads, "--threads"),
         Override("decode.threads", threads, "--threads"),
         Override("kv_memory", kv_memory, "--kv-memory"),
+        Override("swap_memory", swap_memory, "--swap-memory"),
         Override("block_size", block_size, "--block-size"),
         Override("redis.url", redis, "--redis"),
         Override("ray.address", ray_address, "--ray-address"),
         Override("router.http_port", http_port, "--http-port"),
         Override("router.grpc_port", grpc_port, "--grpc-port"),
         Override("router.host", host, "--host"),
+        Override("router.cors_origins", cors_origin or None, "--cors-origin"),
         Override("router.force_remote_prefill", force_remote_prefill, "--force-remote-prefill"),
+        Override("router.tool_parser", tool_parser, "--tool-parser"),
+        Override("router.reasoning_parser", reasoning_parser, "--reasoning-parser"),
         Override("router.api_key", api_key, "--api-key"),
     ]

@@ -60,7 +60,7 @@ def serve(path: Path | None, overrides: Sequence[Override], when_ready: WhenRead
             fail(f"model: {of_files(error, environment)}")
         reporter.done()
         try:
-            token = prepare_ray(environment.home, spec.ray)
+            token = prepare_ray(environment, spec.ray)
         except OSError as error:
             fail(of_files(error, environment))
         try:

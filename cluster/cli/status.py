@@ -110,6 +110,8 @@ def _worker_dict(worker: router_pb2.WorkerStatus) -> dict[str, object]:
         "draining": report.draining,
         "silent_s": worker.silent_s,
         "metrics_url": info.metrics_url,
+        "max_model_len": info.max_model_len,
+        "model_context_tokens": info.model_context_tokens,
         "running": stats.running,
         "waiting": stats.waiting,
         "queued_prefill_tokens": stats.queued_prefill_tokens,
@@ -125,6 +127,10 @@ def _worker_dict(worker: router_pb2.WorkerStatus) -> dict[str, object]:
         "cached_tokens_total": stats.cached_tokens_total,
         "generated_tokens_total": stats.generated_tokens_total,
         "preemptions_total": stats.preemptions_total,
+        "swaps_total": stats.swaps_total,
+        "swap_blocks": {"total": stats.swap_blocks_total, "used": stats.swap_blocks_used},
+        "swapped_out_blocks_total": stats.swapped_out_blocks_total,
+        "swapped_in_blocks_total": stats.swapped_in_blocks_total,
         "transfer_bytes_total": stats.transfer_bytes_total,
         "transfer_seconds_total": stats.transfer_seconds_total,
     }
@@ -160,7 +166,15 @@ def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> Re
             str(stats.blocks_total),
             str(worker.info.pid),
         )
-    return Group(*filter(None, [head, load, index]), table)
+    return Group(*filter(None, [head, load, _context(answer), index]), table)
+
+
+def _context(answer: router_pb2.RouterStatus) -> str:
+    """Longest context, where it is not the model's own. Empty otherwise, or without workers."""
+    shortest = min((worker.info for worker in answer.workers), key=lambda i: i.max_model_len, default=None)
+    if shortest is None or shortest.max_model_len >= shortest.model_context_tokens:
+        return ""
+    return f"contexts of {shortest.max_model_len} of the model's {shortest.model_context_tokens} tokens"
 
 
 def _condition(worker: router_pb2.WorkerStatus) -> str:

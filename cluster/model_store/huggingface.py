@@ -19,11 +19,10 @@ from huggingface_hub.errors import (
 
 from cluster.model_store.errors import ModelStoreError
 from cluster.model_store.progress import Progress
-from engine.models.checkpoint import read_checkpoint
-from engine.models.registry import read_config
-from engine.models.weights import check_weights
+from router.text.chat_template import ChatTemplate
+from router.text.errors import ModelFilesError
+from router.text.tokenizer import Tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 # What serving needs; anything else on the hub (other formats, pictures) stays there.
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "LICENSE*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -35,15 +34,23 @@ def is_hub_id(source: str) -> bool:
 
 
 def validate_folder(folder: Path) -> None:
-    """Checks config, tokenizer and the headers of all weights; reads no weight.
+    """Checks config, tokenizer, chat template and the headers of all weights; reads no weight.
 
     Raises:
         ModelError: what is missing, corrupt or not supported, naming file and weight.
     """
+    # Here and not above: they import torch, which takes seconds, and most commands load no model.
+    from engine.models.checkpoint import read_checkpoint
+    from engine.models.registry import read_config
+    from engine.models.weights import check_weights
+
     config = read_config(folder)
     check_weights(read_checkpoint(folder), config)
-    if not (folder / TOKENIZER_FILE).exists():
-        raise ModelStoreError(f"{folder / TOKENIZER_FILE} is missing")
+    try:
+        Tokenizer.load(folder)
+        ChatTemplate.load(folder)
+    except ModelFilesError as error:
+        raise ModelStoreError(str(error)) from error
 
 
 def copy_folder(source: Path, target: Path, progress: Progress) -> None:

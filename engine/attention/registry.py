@@ -1,4 +1,4 @@
-"""Finds attention backends: any module of this package that defines `create(config, ops) -> AttentionBackend`."""
+"""Finds attention backends: any module here that defines `create(config, ops) -> AttentionBackend`."""
 
 from __future__ import annotations
 

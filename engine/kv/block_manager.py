@@ -2,6 +2,9 @@
 
 A sequence gets all blocks of its context at once, never a part of them. So two sequences that each hold
 half of what they need cannot wait for each other, and only decoding, one block at a time, can run short.
+
+Where all layers attend to a window of tokens, blocks behind it are let go while the sequence runs; block 0
+takes their place in its table. A context that another worker reads keeps all its blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.api import BlockHasher
-from engine.kv.block_pool import BlockPool, require
+from engine.kv.block_pool import SCRATCH_BLOCK, BlockPool, require
 from engine.kv.block_table import BlockTables
 from engine.kv.prefix_cache import PrefixCache
 from engine.sequence import Sequence as EngineSequence
@@ -23,11 +26,15 @@ class BlockManager:
         block_size: tokens in a block.
         max_blocks: most blocks of one sequence.
         hasher: names full blocks; None switches the prefix cache off.
+        window: tokens that a token attends to in every layer, itself the last of them; 0 for all.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_blocks: int, hasher: BlockHasher | None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_blocks: int, hasher: BlockHasher | None, window: int = 0
+    ) -> None:
         self.block_size = block_size
-        self.cache = PrefixCache()
+        self._window = window
+        self.cache = PrefixCache(closed=not window)
         self.pool = BlockPool(num_blocks, on_evict=self.cache.evict)
         self.tables = BlockTables(max_blocks)
         self._hasher = hasher
@@ -39,8 +46,7 @@ class BlockManager:
     def shortage_of(self, sequence: EngineSequence, num_tokens: int) -> int:
         """Available blocks that `allocate` would take: new ones, and prefix hits that nobody holds."""
         hits = self._match(sequence)
-        idle = sum(1 for block in hits if self.pool.references(block) == 0)
-        return self.blocks_for(num_tokens) - len(hits) + idle
+        return self._new(sequence, hits, num_tokens) + self._idle(hits)
 
     def allocate(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int | None:
         """Gives a sequence without blocks all that `num_tokens` tokens need, prefix hits first.
@@ -51,20 +57,22 @@ class BlockManager:
             spare: blocks that must stay available afterwards.
 
         Returns:
-            The tokens whose KV the hits hold (whole blocks), or None, nothing changed, for want of room.
+            The tokens whose KV the hits stand for (whole blocks), or None, nothing changed, for want of room.
         """
         require(not sequence.blocks, "a sequence gets its blocks while it holds none")
         hits = self._match(sequence)
-        idle = sum(1 for block in hits if self.pool.references(block) == 0)
-        new = self.blocks_for(num_tokens) - len(hits)
-        if new + idle + spare > self.pool.num_available:
+        new = self._new(sequence, hits, num_tokens)
+        if new + self._idle(hits) + spare > self.pool.num_available:
             return None
         # Hits first: once held, they cannot be evicted for the new ones.
         for block in hits:
-            self.pool.acquire(block)
-        sequence.blocks = hits + [self.pool.allocate() for _ in range(new)]
+            if block != SCRATCH_BLOCK:
+                self.pool.acquire(block)
+        behind = max(0, self.blocks_for(num_tokens) - len(hits) - new)
+        sequence.blocks = hits + [SCRATCH_BLOCK] * behind + [self.pool.allocate() for _ in range(new)]
         sequence.row = self.tables.take(sequence.blocks)
-        sequence.num_sealed = len(hits)
+        sequence.num_sealed = len(hits) + behind
+        sequence.num_dropped = hits.count(SCRATCH_BLOCK) + behind
         return len(hits) * self.block_size
 
     def grow(self, sequence: EngineSequence) -> bool:
@@ -75,6 +83,18 @@ class BlockManager:
         self.tables.put(sequence.row, len(sequence.blocks), block)
         sequence.blocks.append(block)
         return True
+
+    def drop_behind_window(self, sequence: EngineSequence) -> None:
+        """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
+        if not self._window or sequence.hold:
+            return
+        first = self._first_seen(sequence.num_computed)
+        for index in range(sequence.num_dropped, first):
+            block = sequence.blocks[index]
+            self.pool.release(block, keep=block in self.cache)
+            sequence.blocks[index] = SCRATCH_BLOCK
+            self.tables.put(sequence.row, index, SCRATCH_BLOCK)
+        sequence.num_dropped = max(sequence.num_dropped, first)
 
     def seal(self, sequence: EngineSequence) -> None:
         """Publishes the blocks that the sequence has filled since the last call.
@@ -88,7 +108,8 @@ class BlockManager:
         hashes = self._hashes(sequence, full)
         for index in range(sequence.num_sealed, full):
             block = sequence.blocks[index]
-            if index and self.cache.block_of(hashes[index - 1]) != sequence.blocks[index - 1]:
+            parent = sequence.blocks[index - 1] if index else SCRATCH_BLOCK
+            if index and not self._window and self.cache.block_of(hashes[index - 1]) != parent:
                 # The parent was dropped from the cache, as wrong. A child of a block that the sequence
                 # does not hold could outlive it there, so neither it nor any later block is published.
                 break
@@ -114,13 +135,13 @@ class BlockManager:
             The blocks that are now free.
         """
         quarantined = set(unsettled)
-        own = set(sequence.blocks)
+        own = set(sequence.blocks) - {SCRATCH_BLOCK}
         for block in quarantined:
             if block not in own or block in self.cache or self.pool.references(block) != 1:
                 raise ValueError(f"block {block} is not one that {sequence.request_id} alone waits for")
         freed: list[int] = []
         # The last block first: a child is then always evicted before its parent.
-        for block in reversed(sequence.blocks):
+        for block in reversed(sequence.blocks[sequence.num_dropped :]):
             if block in quarantined:
                 self.pool.quarantine(block)
                 continue
@@ -160,7 +181,12 @@ class BlockManager:
                 len(sequence.blocks) * self.block_size >= sequence.num_computed,
                 f"the blocks of {name} hold its computed tokens",
             )
-            for index, block in enumerate(sequence.blocks):
+            dropped = sequence.num_dropped
+            require(
+                not any(sequence.blocks[:dropped]) and all(sequence.blocks[dropped:]),
+                f"the blocks of {name} behind its window, and no others, are let go",
+            )
+            for index, block in enumerate(sequence.blocks[dropped:], dropped):
                 counted[block] = counted.get(block, 0) + 1
                 require(
                     index < sequence.num_sealed or (block not in self.cache),
@@ -187,9 +213,37 @@ class BlockManager:
         )
 
     def _match(self, sequence: EngineSequence) -> list[int]:
-        if self._hasher is None:
+        """The blocks of a prefix hit; 0 for those that lie behind the window of all tokens after it."""
+        if self._hasher is None or sequence.needs_prompt_logits:
             return []
-        return self.cache.match(self._hashes(sequence, sequence.num_tokens // self.block_size))
+        hashes = self._hashes(sequence, sequence.num_tokens // self.block_size)
+        # Another worker may read any block of a held context.
+        if not self._window or sequence.hold:
+            return self.cache.match(hashes)
+        behind = self._behind(sequence)
+        # After a hit of n blocks its last token's logits may be lacking: what that token sees is needed too.
+        hits = self.cache.match_reach(
+            hashes, lambda n: max(behind, self._first_seen(n * self.block_size - 1))
+        )
+        # KV to come that begins behind the hits would leave a gap after them.
+        return hits if len(hits) > behind else []
+
+    def _behind(self, sequence: EngineSequence) -> int:
+        """Leading blocks of KV to come, swapped or from elsewhere, that lie behind the window."""
+        if sequence.swapped is not None:
+            return sequence.swapped.first_block
+        return self._first_seen(sequence.num_tokens) if sequence.arriving else 0
+
+    def _first_seen(self, position: int) -> int:
+        """First block that the token at a position attends to: itself, and `window` - 1 before it."""
+        return max(0, position + 1 - self._window) // self.block_size if self._window else 0
+
+    def _new(self, sequence: EngineSequence, hits: list[int], num_tokens: int) -> int:
+        """New blocks after prefix hits, or after what lies behind the window."""
+        return self.blocks_for(num_tokens) - max(len(hits), self._behind(sequence))
+
+    def _idle(self, hits: list[int]) -> int:
+        return sum(1 for block in hits if block != SCRATCH_BLOCK and self.pool.references(block) == 0)
 
     def _hashes(self, sequence: EngineSequence, count: int) -> list[bytes]:
         """Names of the sequence's first `count` blocks, and perhaps more; kept, for tokens only grow."""

@@ -3,11 +3,14 @@
 The cache is prefix-closed: a block is in it only while its parent is. Eviction keeps it so, because a
 sequence holds a block's parents whenever it holds the block and lets them go after it; the order of last
 use is then leaves first by itself.
+
+Where all layers have a window it is open instead: sequences let go first what lies behind the window, a
+block's name still stands for all tokens before it, and a hit needs no more than what the window reaches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.api import CacheEvents
@@ -24,9 +27,14 @@ class _Entry:
 
 
 class PrefixCache:
-    """Full blocks whose KV is written, by their chained hash."""
+    """Full blocks whose KV is written, by their chained hash.
 
-    def __init__(self) -> None:
+    Args:
+        closed: whether a block is here only while its parent is.
+    """
+
+    def __init__(self, closed: bool = True) -> None:
+        self._closed = closed
         # Insertion order is parents before children: nothing enters before its parent does.
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
@@ -58,11 +66,28 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def match_reach(self, block_hashes: Sequence[bytes], reach: Callable[[int], int]) -> list[int]:
+        """The longest leading part of the chain of whose n blocks all from `reach(n)` on are here.
+
+        Returns:
+            n blocks, 0 for those before.
+        """
+        blocks = [self._blocks.get(block_hash, 0) for block_hash in block_hashes]
+        longest = first = 0
+        for index, block in enumerate(blocks):
+            if not block:
+                first = index + 1
+            elif first <= reach(index + 1):
+                longest = index + 1
+        found = blocks[:longest]
+        behind = min(reach(longest), longest)
+        return [0] * behind + found[behind:]
+
     def publish(self, block: int, block_hash: bytes, parent: bytes | None) -> None:
         """Enters a written block. Raises ValueError where name or block is taken or the parent absent."""
         if block_hash in self._blocks or block in self._entries:
             raise ValueError(f"block {block} or its name {block_hash.hex()} is published already")
-        if parent is not None:
+        if parent is not None and self._closed:
             if parent not in self._blocks:
                 raise ValueError(f"the parent of block {block} is not published")
             self._entries[self._blocks[parent]].children += 1
@@ -81,7 +106,7 @@ class PrefixCache:
             raise ValueError(f"block {block} has {entry.children} published children")
         del self._entries[block]
         del self._blocks[entry.block_hash]
-        if entry.parent is not None:
+        if entry.parent is not None and self._closed:
             self._entries[self._blocks[entry.parent]].children -= 1
         if entry.block_hash in self._stored:
             del self._stored[entry.block_hash]
@@ -95,10 +120,15 @@ class PrefixCache:
         """
         doomed = {self._entries[block].block_hash for block in blocks if block in self._entries}
         order: list[int] = []
-        for block_hash, block in self._blocks.items():
-            if block_hash in doomed or self._entries[block].parent in doomed:
-                doomed.add(block_hash)
-                order.append(block)
+        known = -1
+        # One round where parents come before their children, as they do in a closed cache.
+        while known < len(doomed):
+            known = len(doomed)
+            order = []
+            for block_hash, block in self._blocks.items():
+                if block_hash in doomed or self._entries[block].parent in doomed:
+                    doomed.add(block_hash)
+                    order.append(block)
         order.reverse()
         for block in order:
             self.evict(block)
@@ -109,7 +139,9 @@ class PrefixCache:
         return list(self._blocks)
 
     def links(self) -> list[tuple[int, int]]:
-        """All (block, parent block) pairs."""
+        """All (block, parent block) pairs that eviction must respect."""
+        if not self._closed:
+            return []
         return [
             (block, self._blocks[entry.parent])
             for block, entry in self._entries.items()
@@ -133,7 +165,7 @@ class PrefixCache:
             require(entry is not None, "each published name has its block")
             assert entry is not None
             require(entry.block_hash == block_hash, "a block and its name point at each other")
-            if entry.parent is not None:
+            if entry.parent is not None and self._closed:
                 require(entry.parent in seen, "a block is published after its parent, and only with it")
                 children[self._blocks[entry.parent]] += 1
             seen.add(block_hash)

@@ -123,3 +123,11 @@ class ModelConfig:
     norm_offset: float = 0.0
     experts: Experts | None = None
     layout: Layout = Layout()
+
+    @property
+    def largest_window(self) -> int:
+        """Tokens that a token attends to at most, in any layer; 0 where a layer attends to all.
+
+        KV further back can be let go: all layers' KV of a token lies in one block.
+        """
+        return max(self.windows) if all(self.windows) else 0

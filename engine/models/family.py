@@ -197,8 +197,8 @@ def mixed_windows(raw: RawConfig, window: int, absent: list[str]) -> tuple[tuple
 
 
 def _activation(raw: RawConfig, key: str) -> Activation:
-    name = raw.get(key) or "silu"
-    if name not in _ACTIVATIONS:
+    name = raw.get(key, "silu")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         supported = ", ".join(map(repr, _ACTIVATIONS))
         raise UnsupportedModelError(f"config.json: {key} = {name!r} is not supported, only {supported}")
-    return _ACTIVATIONS[str(name)]
+    return _ACTIVATIONS[name]

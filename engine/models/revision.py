@@ -7,28 +7,37 @@ import json
 from pathlib import Path
 
 from engine.models.checkpoint import read_checkpoint, read_json
-from engine.models.registry import CONFIG_FILE
+from engine.models.registry import CONFIG_FILE, read_config
 from engine.quantization.registry import PLAIN
 
 _DIGEST_BYTES = 8
 _SAMPLE_BYTES = 16 * 1024
 
 
-def model_revision(model_dir: Path, quantization: str = PLAIN) -> str:
+def model_revision(model_dir: Path, quantization: str = PLAIN, context_length: int = 0) -> str:
     """Digest of a model, 16 hexadecimal digits; tens of milliseconds for 500 MB.
 
-    It covers the values of config.json, the size of each weight file, the name, dtype and shape of each
-    tensor, and the first and last 16 KiB of each tensor's bytes. Not covered: the inside of larger
-    tensors, the tokenizer and generation_config.json (neither changes KV), file names and times. So the
-    same weights under other shard names are the same model only if the shards are cut alike. Quantised
-    weights are another model: their KV differs.
+    It covers the values of config.json, the rotary frequencies, the size of each weight file, the name,
+    dtype and shape of each tensor, and the first and last 16 KiB of each tensor's bytes. Not covered: the
+    inside of larger tensors, the tokenizer and generation_config.json (neither changes KV), file names and
+    times. So the same weights under other shard names are the same model only if the shards are cut alike.
+    Quantised weights are another model: their KV differs.
+
+    Args:
+        model_dir: Hugging Face folder.
+        quantization: name in `engine/quantization/`, or none.
+        context_length: most tokens that a context is to have; 0 is the model's own limit. It counts only
+            where the rotary embedding depends on it: KV computed for other lengths is then other KV.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: as `read_checkpoint` and `read_config`.
+        UnsupportedModelError: as `read_config`.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     config = read_json(model_dir / CONFIG_FILE)
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
+    for rope in dict.fromkeys(read_config(model_dir, context_length).ropes):
+        digest.update(repr(rope).encode())
     if quantization != PLAIN:
         digest.update(f"\nquantization {quantization}".encode())
     checkpoint = read_checkpoint(model_dir)

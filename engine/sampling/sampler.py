@@ -1,124 +1,147 @@
 """From logits to tokens: the one path for plain, speculative, local and disaggregated decoding.
 
-Order of processing, as in transformers and vLLM: `min_tokens` mask, temperature, top-k, top-p. The token
-is then drawn by the Gumbel-max trick (argmax of log p - log E with E exponential, which picks token i
-with probability p_i) with draws keyed by token id, so that no row depends on another. Rows are drawn one
-at a time: each works on vectors of the same shape whatever the batch, and stays in the cache.
+Order of processing, vLLM's wherever it can be told from the outside:
+
+1. log probabilities are taken from the raw logits;
+2. grammar mask and allowed ids, logit_bias, min_tokens mask, bad_words;
+3. repetition penalty (prompt and answer), frequency and presence penalty (answer alone);
+4. greedy rows take the best logit, the lowest id among equals;
+5. temperature, min_p, top_k, top_p, and typical_p, which vLLM does not have, last as in transformers;
+6. the draw.
+
+All is fp32. Rows that use none of it cost one argmax; the others are worked on together, in parts that fit
+the cache, and none of them depends on another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.api import SamplingParams
-from engine.sampling.draws import Purpose, draw_key, exponentials
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: fp32 could not tell their distribution from the argmax."""
-
-_NUCLEUS_HEADS = (256, 4096)
-
-
-def is_greedy(params: SamplingParams) -> bool:
-    """Whether the row takes the most likely token, the lowest id among equals."""
-    return params.temperature < GREEDY_BELOW or params.top_k == 1
+from engine.api import TokenLogprobs
+from engine.grammar.base import GrammarCompiler
+from engine.sampling.choice import draw
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.processors import edit
+from engine.sampling.rules import TokenRules
 
 
-def sample(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    eos_token_ids: frozenset[int],
-) -> torch.Tensor:
-    """Draws one token for each row.
+@dataclass(slots=True)
+class Sampled:
+    """Outcome of R rows.
+
+    Attributes:
+        token_ids: [R]; without meaning in rows that have none.
+        not_numbers: rows whose logits were not numbers.
+        stuck: rows whose parameters leave no token.
+        logprobs: by row, where asked for.
+    """
+
+    token_ids: list[int]
+    not_numbers: list[int] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+class Sampler:
+    """Chooses tokens.
 
     Args:
-        logits: [R, vocab] fp32; left as it is.
-        params: one for each row.
-        positions: index of the drawn token in its answer, resumed tokens counted: the draw's counter.
-        eos_token_ids: forbidden in a row, with its stop tokens, while position < min_tokens.
-
-    Returns:
-        [R] int64.
+        grammars: made the matchers of all rules; None where there are none.
     """
-    if len(params) != logits.shape[0] or len(positions) != logits.shape[0]:
-        raise ValueError(f"{logits.shape[0]} rows, {len(params)} params, {len(positions)} positions")
-    logits = _forbid_early_stop(logits, params, positions, eos_token_ids)
-    tokens = logits.argmax(dim=-1)
-    for row, (row_params, position) in enumerate(zip(params, positions, strict=True)):
-        if not is_greedy(row_params):
-            tokens[row] = _draw(logits[row], row_params, position)
-    return tokens
+
+    def __init__(self, grammars: GrammarCompiler | None = None) -> None:
+        self._grammars = grammars
+
+    def sample(self, logits: torch.Tensor, rules: Sequence[TokenRules]) -> Sampled:
+        """Chooses one token for each row.
+
+        Args:
+            logits: [R, vocab] fp32, of the model; left as they are.
+            rules: one for each row.
+        """
+        if len(rules) != logits.shape[0]:
+            raise ValueError(f"{logits.shape[0]} rows, {len(rules)} rules")
+        best, token_ids = _best(logits)
+        sampled = Sampled(token_ids.tolist())
+        # NaN and infinity show in the best; a few entries of -inf are as good as any others.
+        if not np.isfinite(best).all():
+            sampled.not_numbers = np.flatnonzero(~np.isfinite(best)).tolist()
+        bad = set(sampled.not_numbers)
+        edited: list[int] = []
+        drawn: list[int] = []
+        reported: list[int] = []
+        for row, rule in enumerate(rules):
+            if row in bad:
+                continue
+            if rule.edits:
+                edited.append(row)
+            elif not rule.greedy:
+                drawn.append(row)
+            if rule.params.logprobs is not None:
+                reported.append(row)
+        if edited:
+            self._choose_edited(logits, rules, edited, sampled)
+        if drawn:
+            chosen = draw(logits, drawn, [rules[row] for row in drawn])
+            for row, token_id in zip(drawn, chosen, strict=True):
+                sampled.token_ids[row] = token_id
+        reported = [row for row in reported if row not in sampled.stuck]
+        if reported:
+            _report(logits, rules, reported, sampled)
+        return sampled
+
+    def _choose_edited(
+        self, logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], sampled: Sampled
+    ) -> None:
+        own = logits.index_select(0, torch.tensor(rows, device=logits.device))
+        edit(own, [rules[row] for row in rows], self._grammars)
+        best, token_ids = _best(own)
+        drawn: list[int] = []
+        for index, row in enumerate(rows):
+            if best[index] == -np.inf:
+                sampled.stuck.append(row)
+            elif rules[row].greedy:
+                sampled.token_ids[row] = int(token_ids[index])
+            else:
+                drawn.append(index)
+        if drawn:
+            chosen = draw(own, drawn, [rules[rows[index]] for index in drawn])
+            for index, token_id in zip(drawn, chosen, strict=True):
+                sampled.token_ids[rows[index]] = token_id
 
 
-def candidates(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens that temperature, top-k and top-p leave, with their scores.
-
-    Top-k keeps the `top_k` best scores. Top-p then keeps the smallest set of best scores whose mass,
-    taken after top-k, reaches `top_p`: one at least. Both keep every token that ties with the last one.
-
-    Args:
-        logits: [vocab] fp32.
-        params: of a row that is not greedy.
-
-    Returns:
-        Token ids [N], ascending, and log probabilities up to a constant [N] fp32, the largest being 0.
-    """
-    # The maximum is taken off first, so that tiny temperatures cannot overflow.
-    scores = (logits - logits.max()) / params.temperature
-    token_ids = torch.arange(scores.numel(), device=scores.device)
-    if 0 < params.top_k < scores.numel():
-        cutoff = torch.topk(scores, params.top_k, sorted=False).values.min()
-        token_ids, scores = _at_least(cutoff, token_ids, scores)
-    if params.top_p < 1.0:
-        token_ids, scores = _at_least(_top_p_cutoff(scores, params.top_p), token_ids, scores)
-    return token_ids, scores
+def _report(logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], sampled: Sampled) -> None:
+    reports = token_logprobs(
+        _rows(logits, rows),
+        [sampled.token_ids[row] for row in rows],
+        [rules[row].params.logprobs or 0 for row in rows],
+    )
+    sampled.logprobs = dict(zip(rows, reports, strict=True))
 
 
-def _at_least(
-    cutoff: torch.Tensor, token_ids: torch.Tensor, scores: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    kept = torch.nonzero(scores >= cutoff).squeeze(-1)
-    return token_ids[kept], scores[kept]
-
-
-def _top_p_cutoff(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Score of the last token of the nucleus. Sorts no more than a head that holds enough mass."""
-    wanted = top_p * torch.exp(scores).sum(dtype=torch.float64)
-    for head in (*_NUCLEUS_HEADS, scores.numel()):
-        descending = torch.topk(scores, min(head, scores.numel())).values
-        mass = torch.cumsum(torch.exp(descending), dim=0, dtype=torch.float64)
-        if mass[-1] >= wanted:
-            break
-    # Rounding may leave the whole mass just under a top_p close to 1: then the last token is the cutoff.
-    last = min(int(torch.searchsorted(mass, wanted)), descending.numel() - 1)
-    return descending[last]
-
-
-def _draw(logits: torch.Tensor, params: SamplingParams, position: int) -> torch.Tensor:
-    token_ids, scores = candidates(logits, params)
-    key = draw_key(params.seed, params.choice, position, Purpose.TOKEN)
-    return token_ids[(scores - torch.log(exponentials(key, token_ids))).argmax()]
-
-
-def _forbid_early_stop(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    eos_token_ids: frozenset[int],
-) -> torch.Tensor:
-    """Returns the logits with stop tokens at -inf where too few tokens are drawn; a copy if any are."""
-    rows: list[int] = []
-    columns: list[int] = []
-    for row, (row_params, position) in enumerate(zip(params, positions, strict=True)):
-        if position < row_params.min_tokens:
-            stops = [token for token in eos_token_ids | row_params.stop_token_ids if token < logits.shape[1]]
-            rows += [row] * len(stops)
-            columns += stops
-    if not rows:
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Some rows; no copy where it is all of them."""
+    if len(rows) == logits.shape[0]:
         return logits
-    masked = logits.clone()
-    masked[rows, columns] = -torch.inf
-    return masked
+    return logits.index_select(0, torch.tensor(rows, device=logits.device))
+
+
+def _best(logits: torch.Tensor) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Best logit of each row and its token, the lowest id among equals; NaN counts as the best."""
+    if not logits.shape[0]:
+        return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+    if logits.device.type != "cpu":
+        maxima = logits.amax(dim=-1)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        # Which of equals torch's own argmax takes is left open.
+        lowest = ids.masked_fill(logits < maxima[:, None], logits.shape[1]).amin(dim=-1)
+        return maxima.cpu().numpy(), lowest.cpu().numpy()
+    # NumPy's needs a tenth of torch's time.
+    array = logits.numpy()
+    token_ids = array.argmax(axis=-1)
+    return array[np.arange(len(array)), token_ids], token_ids

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.choice_events import ChoiceDelta, ChoiceEnd, ChoiceEvent, usage_of
 from router.generation import GenerationError
 from router.http.errors import http_error, internal_error
-from router.http.formats import AnswerFormat, Chunk, running_usage, usage_body
-from router.http.schema import StreamOptions
+from router.http.formats import AnswerFormat, Chunk, WholeChoice, running_usage, usage_body
+from router.http.schema.common import StreamOptions
 from router.prepare import PreparedRequest
-from router.serving import ChoiceDelta, ChoiceEnd, ChoiceEvent, Serving, usage_of
+from router.serving import Serving
 from telemetry.logs import fields
 
 logger = logging.getLogger(__name__)
@@ -75,19 +77,29 @@ class WholeAnswer(GenerationResponse):
     """One JSON body, once all choices have ended."""
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        texts = [""] * len(self.prepared.generations)
-        parts: list[list[str]] = [[] for _ in texts]
+        deltas: dict[int, list[ChoiceDelta]] = defaultdict(list)
         ends: dict[int, ChoiceEnd] = {}
         async with aclosing(self.serving.run(self.prepared)) as events:
             async for event in events:
                 if isinstance(event, ChoiceDelta):
-                    parts[event.choice].append(event.text)
+                    deltas[event.choice].append(event)
                 else:
                     ends[event.choice] = event
-        texts = ["".join(part) for part in parts]
-        ordered = [ends[choice] for choice in range(len(texts))]
-        body = self.form.whole(texts, ordered, usage_body(usage_of(self.prepared, ordered)))
+        choices = [_whole_choice(deltas[index], end) for index, end in sorted(ends.items())]
+        usage = usage_of(self.prepared, [choice.end for choice in choices])
+        body = self.form.whole(choices, usage_body(usage))
         await Response(to_json(body), media_type="application/json")(scope, receive, send)
+
+
+def _whole_choice(deltas: Sequence[ChoiceDelta], end: ChoiceEnd) -> WholeChoice:
+    return WholeChoice(
+        "".join(delta.text for delta in deltas),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [token for delta in deltas for token in delta.shown],
+        "".join(delta.reasoning for delta in deltas),
+        [piece for delta in deltas for piece in delta.calls],
+        end,
+    )
 
 
 class EventStream(GenerationResponse):
@@ -137,12 +149,12 @@ class EventStream(GenerationResponse):
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 self._tokens += len(event.token_ids)
-                chunk = self.form.delta(event.choice, event.text)
+                chunk = self.form.delta(event)
                 if chunk is None:
                     continue
             else:
                 self._ends.append(event)
-                chunk = self.form.end(event.choice, event)
+                chunk = self.form.end(event)
             yield self._encode(chunk)
         if self._with_usage:
             yield _sse(self.form.closing(usage_body(usage_of(self.prepared, self._ends))))

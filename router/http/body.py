@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from router.http.errors import HttpRequestError
-from router.http.schema import MAX_TIMEOUT_S
+from router.http.schema.common import MAX_TIMEOUT_S
 
 # Time for one body to arrive; a client that trickles may not hold a connection for ever.
 BODY_TIMEOUT_S = 60.0

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from router.described import told
 from router.errors import InvalidRequestError, ModelNotFoundError
 from router.generation import ErrorKind, GenerationError
 
@@ -30,16 +33,31 @@ from router.generation import ErrorKind, GenerationError
 class ErrorDetail(TypedDict):
     """What went wrong."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: Annotated[str, Field(description=told("What is wrong, and what is allowed.", "any text"))]
+    type: Annotated[
+        str,
+        Field(
+            description=told(
+                "Sort of error.",
+                "`invalid_request_error`, `rate_limit_error`, `server_error` or `timeout_error`",
+            )
+        ),
+    ]
+    param: Annotated[
+        str | None,
+        Field(
+            description=told("The parameter at fault; null for the request as a whole.", "any text or null")
+        ),
+    ]
+    code: Annotated[
+        str | None, Field(description=told("Short name of the error, for programs.", "any text or null"))
+    ]
 
 
 class ErrorBody(TypedDict):
     """Body of every answer that is not 2xx, and the data of an error inside a stream."""
 
-    error: ErrorDetail
+    error: Annotated[ErrorDetail, Field(description=told("What went wrong.", "an object"))]
 
 
 @dataclass(frozen=True, slots=True)

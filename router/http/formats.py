@@ -1,4 +1,4 @@
-"""Events of the shared request path to OpenAI's bodies: one class for each endpoint."""
+"""What both endpoints' ways to write answers share: one class for each endpoint implements AnswerFormat."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.http.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChunkChoice,
-    Completion,
-    CompletionChoice,
-    Delta,
-    Usage,
-)
-from router.serving import ChoiceEnd, UsageCount
+from router.answer_text import ShownToken
+from router.choice_events import ChoiceDelta, ChoiceEnd, UsageCount
+from router.http.logprobs import LogprobsWriter
+from router.http.responses import ChatCompletion, ChatCompletionChunk, Completion, Usage
+from router.prepare import PreparedRequest
+from router.tools.parsers.base import CallArguments, CallBegin
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +24,45 @@ class Envelope:
     system_fingerprint: str
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerView:
+    """What of an answer is written beside its text.
+
+    Attributes:
+        prepared: the request.
+        writer: writes log probabilities.
+        prompt_logprobs: likeliest tokens to report in each place of the prompt; None reports nothing.
+        token_ids: write token ids.
+    """
+
+    prepared: PreparedRequest
+    writer: LogprobsWriter
+    prompt_logprobs: int | None
+    token_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """One choice that has ended. The fields are those of ChoiceDelta, put together."""
+
+    text: str
+    token_ids: Sequence[int]
+    shown: Sequence[ShownToken]
+    reasoning: str
+    calls: Sequence[CallBegin | CallArguments]
+    end: ChoiceEnd
+
+
 def usage_body(usage: UsageCount) -> Usage:
     """Usage of a request that has ended."""
     return {
         **running_usage(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 
@@ -51,119 +81,18 @@ Chunk = ChatCompletionChunk | Completion
 class AnswerFormat(Protocol):
     """One endpoint's way to write answers. One object for each request."""
 
-    def whole(
-        self, texts: Sequence[str], ends: Sequence[ChoiceEnd], usage: Usage
-    ) -> ChatCompletion | Completion:
-        """The body of an answer that does not stream. `texts` and `ends` are in the order of the choices."""
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> ChatCompletion | Completion:
+        """The body of an answer that does not stream; the choices in their order."""
         ...
 
-    def delta(self, choice: int, text: str) -> Chunk | None:
-        """A chunk with new text; None where there is nothing to say."""
+    def delta(self, delta: ChoiceDelta) -> Chunk | None:
+        """A chunk with what is new; None where there is nothing to say."""
         ...
 
-    def end(self, choice: int, end: ChoiceEnd) -> Chunk:
+    def end(self, end: ChoiceEnd) -> Chunk:
         """A choice's last chunk."""
         ...
 
     def closing(self, usage: Usage) -> Chunk:
         """The chunk without choices that carries the usage."""
         ...
-
-
-class ChatFormat:
-    """`/v1/chat/completions`."""
-
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
-        self._id = f"chatcmpl-{envelope.request_id}"
-        self._begun: set[int] = set()
-
-    def whole(self, texts: Sequence[str], ends: Sequence[ChoiceEnd], usage: Usage) -> ChatCompletion:
-        """See AnswerFormat."""
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": self._envelope.created,
-            "model": self._envelope.model,
-            "system_fingerprint": self._envelope.system_fingerprint,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": end.finish_reason,
-                }
-                for index, (text, end) in enumerate(zip(texts, ends, strict=True))
-            ],
-            "usage": usage,
-        }
-
-    def delta(self, choice: int, text: str) -> ChatCompletionChunk | None:
-        """The first chunk of a choice names the role and comes even without text: prefill is over."""
-        if choice not in self._begun:
-            self._begun.add(choice)
-            return self._choice(choice, {"role": "assistant", "content": text}, None)
-        return self._choice(choice, {"content": text}, None) if text else None
-
-    def end(self, choice: int, end: ChoiceEnd) -> ChatCompletionChunk:
-        """See AnswerFormat."""
-        return self._choice(choice, {}, end)
-
-    def closing(self, usage: Usage) -> ChatCompletionChunk:
-        """See AnswerFormat."""
-        return {**self._chunk([]), "usage": usage}
-
-    def _choice(self, choice: int, delta: Delta, end: ChoiceEnd | None) -> ChatCompletionChunk:
-        reason = end.finish_reason if end else None
-        return self._chunk([{"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}])
-
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
-        return {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": self._envelope.created,
-            "model": self._envelope.model,
-            "system_fingerprint": self._envelope.system_fingerprint,
-            "choices": choices,
-        }
-
-
-class CompletionFormat:
-    """`/v1/completions`."""
-
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
-        self._id = f"cmpl-{envelope.request_id}"
-
-    def whole(self, texts: Sequence[str], ends: Sequence[ChoiceEnd], usage: Usage) -> Completion:
-        """See AnswerFormat."""
-        choices = [
-            self._choice(index, text, end) for index, (text, end) in enumerate(zip(texts, ends, strict=True))
-        ]
-        return {**self._body(choices), "usage": usage}
-
-    def delta(self, choice: int, text: str) -> Completion | None:
-        """See AnswerFormat."""
-        return self._body([self._choice(choice, text, None)]) if text else None
-
-    def end(self, choice: int, end: ChoiceEnd) -> Completion:
-        """See AnswerFormat."""
-        return self._body([self._choice(choice, "", end)])
-
-    def closing(self, usage: Usage) -> Completion:
-        """See AnswerFormat."""
-        return {**self._body([]), "usage": usage}
-
-    def _choice(self, choice: int, text: str, end: ChoiceEnd | None) -> CompletionChoice:
-        reason = end.finish_reason if end else None
-        return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
-
-    def _body(self, choices: list[CompletionChoice]) -> Completion:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._envelope.created,
-            "model": self._envelope.model,
-            "system_fingerprint": self._envelope.system_fingerprint,
-            "choices": choices,
-        }

@@ -17,7 +17,7 @@ from telemetry.logs import bind_request, fields
 logger = logging.getLogger(__name__)
 
 # Probes and scrapes come every few seconds; their lines would bury the others.
-_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
+_QUIET_PATHS = frozenset(("/health", "/ping", "/ready", "/metrics"))
 # Status of a call whose client left before an answer began, as nginx has it in logs.
 _CLIENT_LEFT = 499
 

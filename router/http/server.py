@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from router.addresses import bind
 from router.http.protocol import PipeliningProtocol
@@ -21,7 +21,7 @@ class HttpServer:
     Raises PortInUseError.
     """
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         self._socket = bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._config = uvicorn.Config(

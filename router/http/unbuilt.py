@@ -24,48 +24,18 @@ def _only(*values: object) -> Neutral:
     return check
 
 
-def _anything(value: object) -> bool:
-    """Parameters that change nothing while another one is at its neutral value."""
-    return True
-
-
 _COMMON: dict[str, Neutral] = {
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "repetition_penalty": _only(1),
     "length_penalty": _only(1),
-    "min_p": _only(0),
-    "logit_bias": _only({}),
     "use_beam_search": _only(False),
     "early_stopping": _only(False),
-    "response_format": _only({"type": "text"}),
-    "structured_outputs": _only(),
-    "guided_json": _only(),
-    "guided_regex": _only(),
-    "guided_choice": _only(),
-    "guided_grammar": _only(),
-    "include_stop_str_in_output": _only(False),
-    "skip_special_tokens": _only(True),
-    "spaces_between_special_tokens": _only(True),
-    "prompt_logprobs": _only(),
-    "truncate_prompt_tokens": _only(),
-    "allowed_token_ids": _only(),
-    "bad_words": _only([]),
-    "priority": _only(0),
-    "metadata": _only({}),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
 }
 
 CHAT: Mapping[str, Neutral] = {
     **_COMMON,
-    "logprobs": _only(False),
-    "top_logprobs": _only(0),
     "best_of": _only(1),
     "echo": _only(False),
-    "tools": _only([]),
-    "tool_choice": _only("none", "auto"),
-    "parallel_tool_calls": _anything,
     "functions": _only([]),
     "function_call": _only("none", "auto"),
     "modalities": _only(["text"]),
@@ -74,32 +44,23 @@ CHAT: Mapping[str, Neutral] = {
     "reasoning_effort": _only(),
     "verbosity": _only("medium"),
     "web_search_options": _only(),
-    "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False),
-    "add_special_tokens": _only(False),
     "chat_template": _only(),
-    "chat_template_kwargs": _only({}),
     "documents": _only([]),
 }
 
 COMPLETION: Mapping[str, Neutral] = {
     **_COMMON,
-    "logprobs": _only(),
-    "best_of": _only(1),
-    "echo": _only(False),
     "suffix": _only(""),
-    "add_special_tokens": _only(True),
 }
 
-# Beside role, content and name: what clients send back of an assistant's earlier message.
+TOKENIZE: Mapping[str, Neutral] = {"chat_template": _only()}
+
+# What clients send back of an assistant's earlier message.
 MESSAGE: Mapping[str, Neutral] = {
-    "tool_calls": _only([]),
     "function_call": _only(),
     "refusal": _only(),
     "audio": _only(),
     "annotations": _only([]),
-    "reasoning": _only(),
-    "reasoning_content": _only(),
 }
 
 

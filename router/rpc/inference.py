@@ -13,12 +13,14 @@ import grpc
 
 from kvrelay.v1 import inference_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceServicer
+from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
 from router.door_metrics import DoorMetrics
 from router.errors import InvalidRequestError
 from router.generation import GenerationError
+from router.prepare import MAX_DETOKENIZED
 from router.rpc.status import RpcStatus, rpc_status
-from router.rpc.translate import client_request, end_response, prompt_of
-from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
+from router.rpc.translate import ResponseWriter, client_request, prompt_of
+from router.serving import Serving
 from telemetry.logs import bind_request, fields
 
 logger = logging.getLogger(__name__)
@@ -47,22 +49,23 @@ class InferenceDoor(InferenceServicer):
             asked = client_request(request, context.time_remaining(), call.arrived_at)
             with bind_request(asked.request_id):
                 prepared = await self._serving.prepare(asked)
+                writer = ResponseWriter(
+                    asked.request_id,
+                    prepared.prompt_of(0),
+                    self._serving.model.tokenizer.all_token_bytes,
+                    num_top=asked.sampling.logprobs or 0,
+                    prompt_top=asked.sampling.prompt_logprobs,
+                )
                 ends: list[ChoiceEnd] = []
                 async with aclosing(self._serving.run(prepared)) as events:
                     async for event in events:
                         if isinstance(event, ChoiceDelta):
-                            response = inference_pb2.GenerateResponse(
-                                choice=event.choice,
-                                text=event.text,
-                                token_ids=event.token_ids,
-                                request_id=asked.request_id,
-                            )
+                            await context.write(writer.delta(event))
                         else:
                             ends.append(event)
-                            last = len(ends) == len(prepared.generations)
+                            last = len(ends) == prepared.num_choices
                             usage = usage_of(prepared, ends) if last else None
-                            response = end_response(asked.request_id, event, usage)
-                        await context.write(response)
+                            await context.write(writer.end(event, usage))
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -71,24 +74,53 @@ class InferenceDoor(InferenceServicer):
         async with self._call("Tokenize", context):
             if request.model:
                 self._serving.preparer.check_model(request.model)
-            token_ids = await self._serving.preparer.tokenize(prompt_of(request))
+            options = request.prompt_options
+            truncate = options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None
+            token_ids = await self._serving.preparer.tokenize(prompt_of(request), truncate)
+            model = self._serving.model
+            strs = map(model.tokenizer.token, token_ids if request.return_token_strs else ())
             return inference_pb2.TokenizeResponse(
-                token_ids=token_ids, max_model_len=self._serving.model.max_model_len
+                token_ids=token_ids, max_model_len=model.max_model_len, token_strs=strs
             )
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        async with self._call("Detokenize", context):
+            if request.model:
+                self._serving.preparer.check_model(request.model)
+            if len(request.token_ids) > MAX_DETOKENIZED:
+                raise InvalidRequestError(
+                    f"token_ids has {len(request.token_ids)} entries; {MAX_DETOKENIZED} are allowed.",
+                    "token_ids",
+                    "invalid_value",
+                )
+            text = await self._serving.preparer.detokenize(
+                request.token_ids, skip_special_tokens=request.skip_special_tokens, param="token_ids"
+            )
+            return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """The one model that is served."""
         async with self._call("ListModels", context):
-            model = self._serving.model
-            return inference_pb2.ListModelsResponse(
-                models=[
-                    inference_pb2.Model(
-                        id=model.name, max_model_len=model.max_model_len, created_unix_s=model.created
-                    )
-                ]
-            )
+            return inference_pb2.ListModelsResponse(models=[self._model()])
+
+    async def GetModel(  # noqa: N802
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.Model:
+        """The model of that name."""
+        async with self._call("GetModel", context):
+            self._serving.preparer.check_model(request.id)
+            return self._model()
+
+    def _model(self) -> inference_pb2.Model:
+        model = self._serving.model
+        return inference_pb2.Model(
+            id=model.name, max_model_len=model.max_model_len, created_unix_s=model.created
+        )
 
     @asynccontextmanager
     async def _call(self, name: str, context: Context) -> AsyncIterator[_Call]:

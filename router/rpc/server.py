@@ -14,11 +14,14 @@ from kvrelay.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServic
 from kvrelay.v1.router_pb2_grpc import RouterAdminServicer, add_RouterAdminServicer_to_server
 from router.addresses import PortInUseError, join_address
 from router.auth import MESSAGE, OPEN_SERVICES, ApiKeys
+from router.rpc.parsing import ParseInterceptor
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ADMIN = router_pb2.DESCRIPTOR.services_by_name["RouterAdmin"].full_name
 # A worker table of thousands of workers.
 _MAX_ADMIN_BYTES = 16 << 20
+# gRPC's own limit of five minutes would end the connection of a client that asks more often.
+_MIN_PING_INTERVAL_MS = 500
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs alone
@@ -60,11 +63,13 @@ class RpcServer:
     def __init__(self, host: str, port: int, service: str, keys: ApiKeys, max_message_bytes: int) -> None:
         self.service = service
         self.server = grpc.aio.server(
-            interceptors=[KeyInterceptor(keys)],
+            interceptors=[KeyInterceptor(keys), ParseInterceptor(service)],
             options=[
                 # Otherwise a second router would share the port, and each get half of the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_message_bytes),
+                # Clients ask whether their router still lives while an answer takes its time.
+                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs

@@ -49,11 +49,13 @@ class StopStrings:
 
     Args:
         stops: non-empty strings; none for no watching.
+        include: the stop string that was met is shown too.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         if "" in stops:
             raise ValueError("a stop string must not be empty")
+        self._include = include
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
 
@@ -66,7 +68,8 @@ class StopStrings:
             ended = [matcher for matcher in self._matchers if matcher.advance(character)]
             if ended:
                 longest = max(len(matcher.pattern) for matcher in ended)
-                return StopCheck(pending[: position + 1 - longest], stopped=True)
+                hidden = 0 if self._include else longest
+                return StopCheck(pending[: position + 1 - hidden], stopped=True)
         safe = len(pending) - max(matcher.matched for matcher in self._matchers)
         self._held = pending[safe:]
         return StopCheck(pending[:safe], stopped=False)

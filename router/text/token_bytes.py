@@ -58,19 +58,30 @@ def _is_metaspace(replace: dict[str, object]) -> bool:
 
 
 class TokenBytes:
-    """Maps token ids to bytes. Special tokens and ids without a token map to none.
+    """Maps token ids to bytes. Ids without a token map to none, special tokens where they are not to be kept.
 
     Args:
         library: the tokenizer.
         source: its file, for messages.
+        keep_special: special tokens map to their own text.
+        shown: so do these, in any case.
 
     Raises ModelFilesError for a decoder of another kind.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, source: str) -> None:
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        source: str,
+        *,
+        keep_special: bool = False,
+        shown: frozenset[str] = frozenset(),
+    ) -> None:
         self._library = library
         self._special = frozenset(
-            token_id for token_id, token in library.get_added_tokens_decoder().items() if token.special
+            token_id
+            for token_id, token in library.get_added_tokens_decoder().items()
+            if token.special and not keep_special and token.content not in shown
         )
         self._known: dict[int, bytes] = {}
         self._convert = self._choose(_decoder_steps(library), source)

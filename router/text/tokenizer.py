@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
 
+from router.text.detokenizer import Detokenizer
 from router.text.errors import ModelFilesError
 from router.text.token_bytes import TokenBytes
+from router.text.token_lengths import longest_token
 
 # Longer texts are tokenized in a thread (the library releases the GIL): about 1 ms of the event loop.
 INLINE_CHARACTERS = 4096
@@ -46,7 +49,9 @@ class Tokenizer:
     Attributes:
         vocab_size: rows of the model's embedding; every token id is below it.
         eos_token_ids: ids at which the model ends an answer.
-        token_bytes: what each token id stands for.
+        token_bytes: what each token id stands for, special tokens for nothing.
+        all_token_bytes: the same, special tokens for their own text.
+        longest_token: most characters of a text that one token can stand for; None where that has no bound.
     """
 
     def __init__(
@@ -55,9 +60,13 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         self._library = library
+        self._source = source
+        self._showing: dict[frozenset[str], TokenBytes] = {}
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.token_bytes = TokenBytes(library, source)
+        self.all_token_bytes = TokenBytes(library, source, keep_special=True)
+        self.longest_token = longest_token(library)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -96,6 +105,33 @@ class Tokenizer:
         )
         return encodings[0].ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text of a whole sequence, without special tokens."""
-        return self._library.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence, as `Detokenizer` makes it token by token."""
+        detokenizer = Detokenizer(self.token_bytes if skip_special_tokens else self.all_token_bytes)
+        return "".join(map(detokenizer.add, token_ids)) + detokenizer.finish()
+
+    def serialized(self) -> str:
+        """The tokenizer as its library writes it: the text of a tokenizer.json."""
+        return self._library.to_str()
+
+    @property
+    def num_ids(self) -> int:
+        """Ids of the embedding and of the tokenizer, whichever are more."""
+        return max(self.vocab_size, self._library.get_vocab_size(with_added_tokens=True))
+
+    def special_among(self, texts: Iterable[str]) -> frozenset[str]:
+        """Those that are special tokens."""
+        added = self._library.get_added_tokens_decoder().values()
+        return frozenset(texts) & {token.content for token in added if token.special}
+
+    def bytes_showing(self, shown: frozenset[str]) -> TokenBytes:
+        """What each token stands for, where some special tokens keep their text."""
+        if not shown:
+            return self.token_bytes
+        if shown not in self._showing:
+            self._showing[shown] = TokenBytes(self._library, self._source, shown=shown)
+        return self._showing[shown]
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an id without one."""
+        return self._library.id_to_token(token_id) or ""

@@ -47,7 +47,10 @@ TORCH_FREE = (
     "engine/loop.py",
     "engine/scheduler.py",
     "engine/sequence.py",
+    "engine/step_cost.py",
+    "engine/prefill_budget.py",
     "engine/kv/block_pool.py",
+    "engine/kv/swap.py",
     "engine/kv/prefix_cache.py",
 )
 SOURCES = [

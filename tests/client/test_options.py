@@ -6,8 +6,9 @@ from typing import Any, get_type_hints
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from kvrelay import GenerateOptions, InvalidRequestError, Message
-from kvrelay.options import generate_request, tokenize_request
+from kvrelay import GenerateOptions, InvalidRequestError, Message, PromptOptions
+from kvrelay._chat import ANSWER_OPTIONS, CHAT_OPTIONS
+from kvrelay.options import detokenize_request, generate_request, tokenize_request
 from kvrelay.v1 import inference_pb2
 
 
@@ -27,51 +28,75 @@ def test_what_is_not_said_is_not_sent() -> None:
     assert as_dict(generate_request("p", None, None, nothing)) == {"prompt": "p"}
 
 
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.0, "top_p": 0.5, "top_k": -1, "min_p": 0.0, "typical_p": 0.5, "presence_penalty": 0.0,
+    "frequency_penalty": -0.5, "repetition_penalty": 1.5, "bad_words": ["c"], "allowed_token_ids": [3],
+    "max_tokens": 0, "min_tokens": 0, "stop": ["a", "b"], "stop_token_ids": [1, 2],
+    "include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": False,
+    "spaces_between_special_tokens": False, "n": 3, "best_of": 4, "echo": False, "logprobs": 0,
+    "prompt_logprobs": 0,
+}  # fmt: skip
+PROMPT: dict[str, Any] = {
+    "add_special_tokens": False,
+    "truncate_prompt_tokens": -1,
+    "add_generation_prompt": False,
+    "continue_final_message": False,
+    "chat_template_kwargs": {"deep": {"list": [1.0, None, "x", True]}},
+}
+
+
 def test_every_option_arrives_also_where_it_is_zero() -> None:
-    options: GenerateOptions = {
-        "model": "demo",
-        "temperature": 0.0,
-        "top_p": 0.5,
-        "top_k": 0,
-        "seed": 2**64 - 1,
-        "max_tokens": 0,
-        "min_tokens": 0,
-        "stop": ["a", "b"],
-        "stop_token_ids": [1, 2],
-        "ignore_eos": False,
-        "n": 3,
-        "timeout": 1.0,
-        "request_id": "r",
-        "cache_salt": "s",
-        "trace": True,
+    request: dict[str, Any] = {"model": "demo", "request_id": "r", "cache_salt": "s", "trace": True}
+    request |= {"priority": -1, "include_reasoning": False}
+    seeds: Any = {"seed": 2**64 - 1, "logit_bias": {7: -0.5}, "timeout": 1.0}
+    options: Any = {**request, **SAMPLING, **PROMPT, **seeds}
+    # Of these not all can be given at once: see test_chat_options.py.
+    assert options.keys() == get_type_hints(GenerateOptions).keys() - {
+        *CHAT_OPTIONS,
+        *ANSWER_OPTIONS,
+        "strict",
     }
-    assert options.keys() == get_type_hints(GenerateOptions).keys()
     assert as_dict(generate_request(None, None, [7, 8], options)) == {
-        "model": "demo",
+        **request,
         "token_ids": {"ids": [7, 8]},
-        "sampling": {
-            "temperature": 0.0,
-            "top_p": 0.5,
-            "top_k": 0,
-            "seed": str(2**64 - 1),
-            "max_tokens": 0,
-            "min_tokens": 0,
-            "stop": ["a", "b"],
-            "stop_token_ids": [1, 2],
-            "ignore_eos": False,
-            "n": 3,
-        },
-        "request_id": "r",
-        "cache_salt": "s",
-        "trace": True,
+        "sampling": {**SAMPLING, "seed": str(2**64 - 1), "logit_bias": {"7": -0.5}},
+        "prompt_options": PROMPT,
     }
+
+
+def test_every_option_of_a_tokenization_arrives() -> None:
+    options: Any = PROMPT
+    assert options.keys() == get_type_hints(PromptOptions).keys() - {*CHAT_OPTIONS}
+    request = tokenize_request("p", None, "demo", True, options)
+    assert as_dict(request) == {
+        "model": "demo",
+        "prompt": "p",
+        "return_token_strs": True,
+        "prompt_options": PROMPT,
+    }
+    wrong: Any = {"temperature": 1.0}
+    with pytest.raises(TypeError, match="'temperature'"):
+        tokenize_request("p", None, None, False, wrong)
+
+
+def test_detokenization() -> None:
+    assert as_dict(detokenize_request([1, 2], True, None)) == {
+        "token_ids": [1, 2],
+        "skip_special_tokens": True,
+    }
+    with pytest.raises(InvalidRequestError, match=r"^token_ids: "):
+        detokenize_request([-1], False, None)
 
 
 def test_every_field_of_the_request_can_be_asked_for() -> None:
     sampling = {field.name for field in inference_pb2.SamplingOptions.DESCRIPTOR.fields}
+    prompt = {field.name for field in inference_pb2.PromptOptions.DESCRIPTOR.fields}
     request = {field.name for field in inference_pb2.GenerateRequest.DESCRIPTOR.fields}
-    inputs = {"prompt", "chat", "token_ids", "sampling"}
-    assert get_type_hints(GenerateOptions).keys() == sampling | (request - inputs) | {"timeout"}
+    chat = {field.name for field in inference_pb2.Chat.DESCRIPTOR.fields} - {"messages"}
+    outputs = {field.name for field in inference_pb2.StructuredOutputs.DESCRIPTOR.fields}
+    parts = {"prompt", "chat", "token_ids", "sampling", "prompt_options", "structured_outputs"}
+    expected = sampling | prompt | chat | outputs | (request - parts) | {"timeout"}
+    assert get_type_hints(GenerateOptions).keys() == expected
 
 
 def test_one_stop_string_is_not_taken_apart() -> None:
@@ -85,7 +110,7 @@ def test_messages_as_objects_and_as_mappings() -> None:
     ]
     expected = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert as_dict(generate_request(None, messages, None, {}))["chat"]["messages"] == expected
-    assert as_dict(tokenize_request(None, messages, "demo")) == {
+    assert as_dict(tokenize_request(None, messages, "demo", False, {})) == {
         "model": "demo",
         "chat": {"messages": expected},
     }
@@ -105,7 +130,7 @@ def test_exactly_one_input(inputs: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="exactly one of prompt, messages, token_ids"):
         generate_request(*inputs, {})
     with pytest.raises(InvalidRequestError, match="exactly one of prompt, messages"):
-        tokenize_request(None, None, None)
+        tokenize_request(None, None, None, False, {})
 
 
 @pytest.mark.parametrize(
@@ -114,6 +139,11 @@ def test_exactly_one_input(inputs: tuple[Any, Any, Any]) -> None:
         ("max_tokens", -1),
         ("max_tokens", 2**32),
         ("top_k", 1.5),
+        ("logit_bias", {-1: 1.0}),
+        ("chat_template_kwargs", 5),
+        ("chat_template_kwargs", {"a": object()}),
+        ("truncate_prompt_tokens", 2**31),
+        ("priority", "high"),
         ("temperature", "hot"),
         ("seed", -1),
         ("stop", [1]),
@@ -141,7 +171,7 @@ def test_token_ids_that_cannot_be_sent(token_ids: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", ["hi", ["hi"], [{"role": "user"}], [{"role": "user", "content": "x", "name": "y"}]]
+    "messages", ["hi", ["hi"], [{"role": "user"}], [{"role": "user", "content": "x", "nome": "y"}]]
 )
 def test_messages_of_another_form(messages: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[0\] needs role and content"):

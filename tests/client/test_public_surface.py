@@ -28,9 +28,10 @@ def test_what_is_exported() -> None:
     }
     assert public == set(kvrelay.__all__)
     assert public == {
-        *("AsyncClient", "AsyncStream", "Client", "Stream", "GenerateOptions"),
+        *("AsyncClient", "AsyncStream", "Client", "Stream", "GenerateOptions", "PromptOptions"),
         *("Choice", "Chunk", "FinishReason", "Generation", "Message", "Model", "Span"),
-        *("Timeline", "Tokenization", "Usage"),
+        *("LikelyToken", "Timeline", "TokenLogprob", "Tokenization", "Usage"),
+        *("Tool", "ToolCall", "ToolCallDelta"),
         *("AuthenticationError", "DeadlineExceededError", "InvalidRequestError", "KvrelayError"),
         *(
             "ModelNotFoundError",

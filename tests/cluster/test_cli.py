@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.cli.generate import result_json
 from cluster.cli.main import app
+from cluster.cli.sampling import generate_options
+from kvrelay import Choice, FinishReason, Generation, LikelyToken, TokenLogprob, Usage
 from tests.support.tiny_models import tiny_llama
 
 
@@ -53,7 +56,19 @@ def test_version() -> None:
         (("up", "--dtype", "fp16"), "--dtype: dtype: 'fp16' is not allowed: needs 'float32' or 'bfloat16'"),
         (("up", "--decode", "0"), "--decode: decode.replicas: 0 is not allowed"),
         (("up", "--kv-memory", "lots"), "--kv-memory: kv_memory: 'lots' is not allowed"),
+        (
+            ("up", "--tool-parser", "xml"),
+            "--tool-parser: router.tool_parser: 'xml' is not allowed: needs one of: "
+            "auto, none, hermes, llama3_json",
+        ),
+        (
+            ("up", "--reasoning-parser", "deep"),
+            "--reasoning-parser: router.reasoning_parser: 'deep' is not allowed: needs one of: "
+            "auto, none, think",
+        ),
+        (("up", "--swap-memory", "-1"), "--swap-memory: swap_memory: '-1' is not allowed"),
         (("up", "none.yaml"), "none.yaml: no such file"),
+        (("up", "--cors-origin", "chat.example"), "--cors-origin: router.cors_origins"),
         (("up", "--prefill", "0", "--force-remote-prefill"), "force_remote_prefill needs prefill.replicas"),
     ],
 )
@@ -137,3 +152,33 @@ def test_a_home_that_is_a_file_holds_no_deployment(home: Path) -> None:
     result = _run("status")
     assert result.exit_code == 1
     assert "default.json cannot be read: Not a directory" in result.output
+
+
+@pytest.mark.parametrize("command", [("generate", "hi"), ("chat",)])
+@pytest.mark.parametrize("option", ["top_k", "nonsense=1", "=1"])
+def test_options_that_do_not_exist(command: tuple[str, ...], option: str) -> None:
+    result = _run(*command, "-o", option)
+    assert result.exit_code == 2
+    assert f"-o {option}: needs NAME=VALUE" in result.output
+    assert "repetition_penalty" in result.output
+
+
+def test_options_of_the_commands_that_generate() -> None:
+    more = ["n=2", 'logit_bias={"7": -1.5}', 'bad_words=["a"]', "request_id=mine", "echo=true"]
+    assert generate_options(more, max_tokens=4, temperature=None, stop=["x"]) == {
+        "max_tokens": 4,
+        "stop": ["x"],
+        "n": 2,
+        "logit_bias": {7: -1.5},
+        "bad_words": ["a"],
+        "request_id": "mine",
+        "echo": True,
+    }
+
+
+def test_tokens_of_log_probabilities_are_text_in_json() -> None:
+    position = TokenLogprob(5, b"\xc3", -0.5, 1, (LikelyToken(6, b"a", -1.0),))
+    choice = Choice(0, "é", (5,), FinishReason.STOP, None, (position,))
+    written = json.loads(result_json(Generation("r", (choice,), Usage(1, 1, 0))))
+    assert written["choices"][0]["logprobs"][0]["token"] == "\\xc3"
+    assert written["choices"][0]["logprobs"][0]["top"][0]["token"] == "a"

@@ -3,9 +3,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 import ray.exceptions
 
-from cluster.actors import StartedWorker
+from cluster.actors import ActorProcess, StartedWorker
 from cluster.managed_worker import ManagedWorker
 from cluster.processes import ProcessId
 from cluster.spec import HealthSpec
@@ -33,8 +34,8 @@ class Actor:
         self.pid = 1
         self.failures = failures
 
-    async def _process(self) -> ProcessId:
-        return ProcessId(self.pid, 1)
+    async def _process(self) -> ActorProcess:
+        return ActorProcess(ProcessId(self.pid, 1), "node")
 
     async def _start(self) -> StartedWorker:
         if self.pid > 1 and self.failures:
@@ -43,6 +44,57 @@ class Actor:
             raise ray.exceptions.RayTaskError("start", "traceback", cause)
         info = worker_pb2.WorkerInfo(worker_id="decode-0", incarnation=self.pid, endpoint="127.0.0.1:1")
         return StartedWorker(info.SerializeToString(), ProcessId(self.pid, 1), "node")
+
+
+class HungActor(Actor):
+    """One whose first process hangs while it starts: after it said who it is, or before.
+
+    As in Ray, a call to a process that is killed fails, and another process comes.
+    """
+
+    def __init__(self, says_who: bool) -> None:
+        super().__init__(failures=0)
+        self._says_who = says_who
+        self._killed = asyncio.Event()
+
+    async def _process(self) -> ActorProcess:
+        if self.pid == 1 and not self._says_who:
+            await self._killed.wait()
+        return await super()._process()
+
+    async def _start(self) -> StartedWorker:
+        if self.pid == 1:
+            await self._killed.wait()
+            raise ray.exceptions.ActorUnavailableError("killed", None)
+        return await super()._start()
+
+    def replace(self) -> None:
+        self.pid += 1
+        self._killed.set()
+
+
+class HungRuntime:
+    """Ray's side of it: remembers what it is told to end."""
+
+    def __init__(self, actor: HungActor) -> None:
+        self.actor = actor
+        self.killed: list[ProcessId] = []
+        self.restarts = 0
+
+    def create_worker(self, plan: object) -> Actor:
+        return self.actor
+
+    def prepare_agent(self, node_id: str) -> None:
+        return
+
+    async def kill(self, node_id: str, process: ProcessId) -> bool:
+        self.killed.append(process)
+        self.actor.replace()
+        return True
+
+    def restart(self, actor: HungActor) -> None:
+        self.restarts += 1
+        actor.replace()
 
 
 class Runtime:
@@ -83,3 +135,20 @@ async def test_a_worker_whose_process_lives_is_started_again_after_a_failure() -
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
+
+
+@pytest.mark.parametrize("says_who", [True, False])
+async def test_a_start_that_hangs_is_ended_and_asked_of_a_new_process(says_who: bool) -> None:
+    actor = HungActor(says_who)
+    runtime = HungRuntime(actor)
+    plan: Any = type("Plan", (), {"worker_id": "decode-0"})
+    told: list[str] = []
+    stub: Any = runtime
+    worker = ManagedWorker(plan, stub, HealthSpec(start_timeout_s=0.2), lambda: told.append(worker.trouble))
+    async with asyncio.timeout(WAIT_S):
+        await worker.start()
+    assert told == ["did not start within 0.2 s", ""]
+    assert worker.started is not None
+    assert worker.started.process.pid == 2
+    assert runtime.killed == ([ProcessId(1, 1)] if says_who else [])
+    assert runtime.restarts == (0 if says_who else 1)

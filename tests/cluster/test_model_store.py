@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from cluster.environment import read_environment
 from cluster.model_store.errors import ModelStoreError
 from cluster.model_store.huggingface import download
 from cluster.model_store.progress import silent
@@ -91,6 +95,34 @@ def test_folders_that_cannot_be_served(folder: Path, home: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         resolve(str(folder), home, silent)
     assert imported_models(home) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json cannot be read"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json must hold a JSON object"),
+        ("chat_template.jinja", "{% for %}", "the chat template does not compile"),
+    ],
+)
+def test_text_files_that_the_router_could_not_use(
+    folder: Path, home: Path, file: str, text: str, says: str
+) -> None:
+    (folder / file).write_text(text)
+    for action in (resolve, import_model):
+        with pytest.raises(ModelError, match=says):
+            action(str(folder), home, silent)
+    assert imported_models(home) == []
+
+
+def test_commands_that_load_no_model_need_no_torch() -> None:
+    """It takes seconds to import."""
+    program = "import sys, cluster.cli.main, cluster.supervisor; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": read_environment().import_path}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False\n"
 
 
 def test_unknown_model_says_what_was_tried(folder: Path, home: Path) -> None:

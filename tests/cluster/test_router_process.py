@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.environment import read_environment
 from cluster.processes import is_alive
-from cluster.ray_runtime import source_roots
+from cluster.router_files import RouterFiles
 from cluster.router_process import RouterProcess, RouterStartError
 from router.config import RouterConfig
 from tests.support.tiny_models import tiny_llama
@@ -41,10 +42,10 @@ def _router(model: Path, folder: Path, changes: list[str], http_port: int = 0) -
         addresses_file=folder / "addresses",
     )
     router = RouterProcess(
-        config,
-        run_dir=folder,
+        lambda: config,
+        files=RouterFiles(folder / "router-0.config.json", folder / "addresses"),
         log_path=folder / "router.log",
-        python_path=os.pathsep.join(source_roots()),
+        python_path=read_environment().import_path,
         workers=lambda: [],
         on_change=lambda: changes.append(router.trouble),
     )
@@ -90,3 +91,21 @@ async def test_a_router_that_cannot_start_says_why(model: Path, tmp_path: Path) 
         port = taken.getsockname()[1]
         with pytest.raises(RouterStartError, match=str(port)):
             await _router(model, tmp_path, [], http_port=port).start()
+
+
+async def test_a_router_launched_ahead_waits_for_its_settings(model: Path, tmp_path: Path) -> None:
+    changes: list[str] = []
+    router = _router(model, tmp_path, changes)
+    await router.launch()
+    launched = router.process
+    assert launched is not None
+    try:
+        assert _names(tmp_path) == ["router.log"]
+        await router.start()
+        assert router.process == launched
+        assert router.restarts == 0
+        assert changes == [""]
+    finally:
+        await router.stop(30.0)
+        router.clean_up()
+    assert not is_alive(launched)

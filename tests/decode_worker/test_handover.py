@@ -13,6 +13,7 @@ from kvrelay.v1 import common_pb2, decode_pb2, prefill_pb2
 from tests.support.aggregated import aggregated_tokens
 from tests.support.pair import Pair, worker_pair
 from tests.support.requests import PREFILL_CHUNK, prompt, work_request
+from tests.support.tiny_families import WINDOW, tiny_variety
 from tests.support.workers import eventually
 
 WorkError = decode_pb2.WorkError
@@ -302,3 +303,18 @@ async def _remote(pair: Pair, request: object) -> list[int]:
 
 def _leases(pair: Pair) -> int:
     return int(pair.decode.report().stats.leases)
+
+
+async def test_of_a_windowed_model_only_what_the_window_reaches_is_read(tmp_path: Path) -> None:
+    folder = tiny_variety(tmp_path, "mistral")
+    request = work_request("r1", prompt(150), max_tokens=60, trace=True)
+    async with worker_pair(folder) as pair:
+        ticket = await pair.prefill_link.start_prefill("r1", prompt(150), max_tokens=60)
+        reply = pair.router.submit(request, ticket)
+        end = await pair.router.end_of(reply)
+        assert reply.tokens == aggregated_tokens(folder, request)
+        # The next token, the 151st, attends to 23 before it: blocks 7, 8 and 9 of ten.
+        assert WINDOW == 24
+        assert end.timeline.transfer_bytes == 3 * pair.prefill_link.info.layout.block_bytes
+        assert pair.prefill_link.info.identity.layer_groups[0].sliding_window == WINDOW
+        await pair.quiet()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -27,7 +28,7 @@ async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
         large = engine_request(work_request("large", prompt(180)))
         first = engine_request(work_request("first", prompt(100)))
         small = engine_request(work_request("small", prompt(10)))
-        assert (await room.reserve(first)).num_cached_tokens == 0
+        assert (await room.reserve(first)).num_unread_tokens == 0
         order: list[str] = []
 
         async def ask(name: str) -> None:
@@ -56,6 +57,31 @@ async def test_room_is_given_in_the_order_of_asking(model_dir: Path) -> None:
 
         with pytest.raises(RequestTooLargeError):
             await room.reserve(engine_request(work_request("huge", prompt(192))))
+    finally:
+        await host.stop()
+
+
+async def test_a_better_priority_is_served_first(model_dir: Path) -> None:
+    assembly = await asyncio.to_thread(
+        assemble, worker_config(model_dir, "d", num_blocks=12, max_model_len=192)
+    )
+    host = EngineHost(assembly.engine, lambda _: None, lambda _: None)
+    host.start()
+    try:
+        room = Room(host)
+        held, worse, better = (
+            dataclasses.replace(engine_request(work_request(name, prompt(100, seed))), priority=priority)
+            for seed, (name, priority) in enumerate((("held", 0), ("worse", 3), ("better", -3)))
+        )
+        await room.reserve(held)
+        waiting = [asyncio.create_task(room.reserve(request)) for request in (worse, better)]
+        # Both have asked, the worse one first.
+        await asyncio.sleep(0)
+        host.post(lambda engine: engine.abandon(held.request_id))
+        await eventually(waiting[1].done)
+        assert not waiting[0].done()
+        host.post(lambda engine: engine.abandon(better.request_id))
+        await eventually(waiting[0].done)
     finally:
         await host.stop()
 

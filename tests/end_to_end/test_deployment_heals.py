@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.processes import identify, is_alive, marked_processes
-from cluster.state import read_state
 from kvrelay import Client
 from tests.support.live_cluster import START_LIMIT_S, LiveCluster, live_cluster, run_kvrelay
 from tests.support.tiny_models import tiny_llama
@@ -105,7 +104,11 @@ def test_a_folder_that_cannot_be_written_ends_nothing(cluster: LiveCluster, answ
 
 def test_a_killed_supervisor_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("orphans")
-    settings = {"model": str(tiny_llama(folder / "tiny")), "kv_memory": "16MiB"}
+    settings = {
+        "model": str(tiny_llama(folder / "tiny")),
+        "kv_memory": "16MiB",
+        "router": {"api_key": "hunter2"},
+    }
     with live_cluster(folder, settings) as cluster:
         instance = cluster.state.instance
         known = marked_processes(instance)
@@ -118,4 +121,5 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path_factory: pytest.TempPathFac
         assert "is gone" in status.stderr
         down = run_kvrelay(cluster.home, "down")
         assert down.returncode == 0, down.stderr
-        assert read_state(cluster.home / "run", "default") is None
+        # Nor a file: the router's settings hold the key.
+        assert list((cluster.home / "run").iterdir()) == []

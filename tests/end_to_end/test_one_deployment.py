@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_both_doors_give_the_same_answer_which_went_over_nixl(cluster: LiveClust
     assert (timeline.transport, timeline.local_prefill, timeline.attempts) == ("nixl", False, 1)
     assert (timeline.prefill_worker, timeline.decode_worker) == ("prefill-0", "decode-0")
     assert cluster.pid("prefill-0") != cluster.pid("decode-0")
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+def test_workers_log_in_the_folder_that_is_printed_and_share_the_cores(
+    cluster: LiveCluster, name: str
+) -> None:
+    log_dir = cluster.state.log_dir
+    assert log_dir is not None
+    assert str(log_dir) in cluster.output
+    lines = (log_dir / f"{name}.log").read_text().splitlines()
+    assert any(f'"worker_id": "{name}"' in line and '"event": "worker serves"' in line for line in lines)
+    pid = cluster.pid(name)
+    # Its output goes nowhere else: what a dying interpreter says is found there too.
+    assert {Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)} == {log_dir / f"{name}.log"}
+    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, cluster.process.pid)
 
 
 def test_a_repeated_prompt_is_a_prefix_hit(cluster: LiveCluster) -> None:

@@ -7,9 +7,11 @@ twice therefore changes every later token. All values are integers below 2**17, 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,13 +20,15 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
-from engine.sampling.sampler import sample
+from engine.sampling.rules import TokenRules
+from engine.sampling.sampler import Sampler
 from prefix_index.hashing import ChainHasher
 
 VOCAB = 23
 EOS = 5
 MODULUS = 65521
 MAX_MODEL_LEN = 512
+BLOCK_BYTES_PER_TOKEN = 8
 
 MODEL_CONFIG = ModelConfig(
     family="digest",
@@ -67,16 +71,21 @@ def logits_of(digest: int, total: int) -> torch.Tensor:
     return (4 * torch.sin((digest + 1) * columns * 0.7 + total * (columns + 2) * 1.3)).float()
 
 
-def total_of(token_ids: Sequence[int]) -> int:
-    """What the model sums over its whole context."""
-    return sum((position + 1) * token_id for position, token_id in enumerate(token_ids)) % MODULUS
+def total_of(token_ids: Sequence[int], window: int = 0) -> int:
+    """What the model sums over its whole context, or over the last `window` tokens."""
+    seen = len(token_ids) - window if window else 0
+    return sum((at + 1) * token for at, token in enumerate(token_ids) if at >= seen) % MODULUS
 
 
 class DigestModel:
-    """See the module. `poison` makes forward raise, and `nan` spoils logits, where a batch has the token."""
+    """See the module. `poison` makes forward raise, and `nan` spoils logits, where a batch has the token.
 
-    def __init__(self, poison: int | None = None, nan: int | None = None) -> None:
-        self.config = MODEL_CONFIG
+    With a `window` (at least 2) it looks no further back.
+    """
+
+    def __init__(self, poison: int | None = None, nan: int | None = None, window: int = 0) -> None:
+        self.config = dataclasses.replace(MODEL_CONFIG, windows=(window,))
+        self.window = window
         self.poison = poison
         self.nan = nan
         self.broken = False
@@ -101,7 +110,9 @@ class DigestModel:
             start, end = batch.query_starts[i], batch.query_starts[i + 1]
             table = batch.block_tables[i].tolist()
             used = -(-context_len // block_size)
-            assert all(table[:used]), "a context lies in no scratch block"
+            # The first new token's window begins here.
+            first_seen = max(0, context_len - (end - start) + 1 - self.window) if self.window else 0
+            assert all(table[first_seen // block_size : used]), "a context lies in no scratch block"
             assert not any(table[used:]), "the table is padded with scratch"
             assert positions[start:end] == list(range(context_len - (end - start), context_len))
             digest = 0
@@ -114,16 +125,19 @@ class DigestModel:
                 digest = next_digest(digest, tokens[row], position)
                 kv[block, 0, 0, 0, offset, 0] = tokens[row]
                 kv[block, 0, 1, 0, offset, 0] = digest
-            if end - 1 in wanted:
-                keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[:context_len]
-                places = torch.arange(1, context_len + 1, dtype=torch.float64)
-                total = int((keys.double() * places).sum().item()) % MODULUS
-                rows[end - 1] = logits_of(digest, total)
-                if self.nan is not None and self.nan in tokens[start:end]:
-                    rows[end - 1][3] = torch.nan
-                    # As with a real model: what it wrote is no number either.
-                    for slot in slots[start:end]:
-                        kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
+                if row in wanted:
+                    keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[: position + 1]
+                    places = torch.arange(1, position + 2, dtype=torch.float64)
+                    seen = max(0, position + 1 - self.window) if self.window else 0
+                    keys, places = keys[seen:], places[seen:]
+                    total = int((keys.double() * places).sum().item()) % MODULUS
+                    rows[row] = logits_of(digest, total)
+            if self.nan is not None and self.nan in tokens[start:end]:
+                for row in rows.keys() & set(range(start, end)):
+                    rows[row][3] = torch.nan
+                # As with a real model: what it wrote is no number either.
+                for slot in slots[start:end]:
+                    kv[slot // block_size, :, :, :, slot % block_size] = torch.nan
         if not wanted:
             return torch.empty(0, VOCAB)
         return torch.stack([rows[row] for row in wanted])
@@ -136,6 +150,17 @@ class DigestModel:
         return int(kv[table[block], 0, 1, 0, offset, 0].item())
 
 
+class Ticks:
+    """A clock by which everything takes a millisecond for each look at it: the same in every run."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
 def params(
     max_tokens: int = 8,
     *,
@@ -143,6 +168,7 @@ def params(
     seed: int = 0,
     min_tokens: int = 0,
     ignore_eos: bool = True,
+    **more: Any,
 ) -> SamplingParams:
     """Greedy without EOS unless told otherwise."""
     return SamplingParams(
@@ -154,6 +180,7 @@ def params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=ignore_eos,
+        **more,
     )
 
 
@@ -170,7 +197,7 @@ def request(
 
 @functools.lru_cache(maxsize=4096)
 def reference(
-    wanted: EngineRequest, max_model_len: int = MAX_MODEL_LEN
+    wanted: EngineRequest, max_model_len: int = MAX_MODEL_LEN, window: int = 0
 ) -> tuple[tuple[int, ...], FinishReason]:
     """The answer's tokens (resumed ones not repeated) and its end, computed one by one from scratch."""
     context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
@@ -179,8 +206,11 @@ def reference(
     while True:
         index = len(wanted.resumed_token_ids) + len(answer)
         digest = kv_of(context)[-1][1]
-        logits = logits_of(digest, total_of(context))
-        token = int(sample(logits[None], [sampling], [index], frozenset({EOS}))[0])
+        logits = logits_of(digest, total_of(context, window))
+        # Built anew for each token: what the engine keeps up step by step must come to the same.
+        given = [*wanted.resumed_token_ids, *answer]
+        rules = TokenRules(sampling, wanted.prompt_token_ids, given, frozenset({EOS}), VOCAB)
+        token = Sampler().sample(logits[None], [rules]).token_ids[0]
         context.append(token)
         answer.append(token)
         stops = sampling.stop_token_ids | (set() if sampling.ignore_eos else {EOS})
@@ -191,7 +221,7 @@ def reference(
 
 
 def make_engine(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
 ) -> LLMEngine:
     """An engine over a DigestModel that checks its invariants after each step."""
     engine, _ = make_engine_and_pool(num_blocks, block_size, model, **settings)
@@ -199,10 +229,11 @@ def make_engine(
 
 
 def make_engine_and_pool(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: int | bool
+    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
 ) -> tuple[LLMEngine, torch.Tensor]:
-    """As `make_engine`, with the pool."""
-    values: dict[str, int | bool] = {"check_invariants": True, **settings}
+    """As `make_engine`, with the pool. `swap_blocks` is the memory to swap to; none by default."""
+    swap_memory_bytes = settings.pop("swap_blocks", 0) * BLOCK_BYTES_PER_TOKEN * block_size
+    values = {"check_invariants": True, "swap_memory_bytes": swap_memory_bytes, **settings}
     config = EngineConfig(
         model_dir=Path("unused"),
         block_size=block_size,
@@ -210,7 +241,8 @@ def make_engine_and_pool(
     )
     # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
     pool = torch.full((num_blocks + 1, 1, 2, 1, block_size, 1), 99_999.0)
-    engine = LLMEngine(model or DigestModel(), pool, config, ChainHasher("digest", block_size))
+    hasher = ChainHasher("digest", block_size)
+    engine = LLMEngine(model or DigestModel(), pool, config, hasher, clock=Ticks())
     return engine, pool
 
 
@@ -224,12 +256,15 @@ def transfer(pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[i
             pool[block_ids[block], 0, 1, 0, offset, 0] = digest
 
 
-def holds(pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
-    """Whether blocks hold the KV of `token_ids`."""
+def holds(
+    pool: torch.Tensor, block_ids: Sequence[int], token_ids: Sequence[int], skip_blocks: int = 0
+) -> bool:
+    """Whether blocks, but for the first `skip_blocks`, hold the KV of `token_ids`."""
     found = pool[list(block_ids), 0, :, 0, :, 0]  # [blocks, 2, block_size]
     pairs = found.transpose(1, 2).reshape(-1, 2)[: len(token_ids)]
     expected = torch.tensor(kv_of(token_ids), dtype=pairs.dtype).reshape(-1, 2)
-    return torch.equal(pairs, expected)
+    skip = skip_blocks * pool.shape[4]
+    return torch.equal(pairs[skip:], expected[skip:])
 
 
 class Answers:

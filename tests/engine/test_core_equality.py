@@ -108,7 +108,7 @@ def test_handed_over_between_two_engines() -> None:
     while waiting or decode.has_work():
         if waiting and (reservation := decode.reserve(waiting[0])) is not None:
             name = waiting.pop(0).request_id
-            skip = reservation.num_cached_tokens // 4
+            skip = reservation.num_unread_tokens // 4
             target[list(reservation.block_ids[skip:])] = source[announced[name][skip:]]
             decode.adopt(name, first[name])
             prefill.release(name)

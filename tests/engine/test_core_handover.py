@@ -163,7 +163,7 @@ def test_adopted_blocks_decode_like_local_ones() -> None:
     answer, end = reference(wanted)
     reservation = engine.reserve(wanted)
     assert reservation is not None
-    assert (len(reservation.block_ids), reservation.num_cached_tokens) == (3, 0)
+    assert (len(reservation.block_ids), reservation.num_unread_tokens) == (3, 0)
     assert engine.stats().blocks_pinned == 3
     assert not engine.has_work()
     assert engine.cached_block_hashes() == []
@@ -194,7 +194,7 @@ def test_a_reservation_shares_what_is_here() -> None:
     wanted = request("b", [*PROMPT[:8], 0, 1, 2])
     reservation = engine.reserve(wanted)
     assert reservation is not None
-    assert reservation.num_cached_tokens == 8
+    assert reservation.num_unread_tokens == 8
     assert holds(pool, reservation.block_ids, PROMPT[:8])
     transfer(pool, reservation.block_ids, wanted.prompt_token_ids, skip=8)
     engine.adopt("b", reference(wanted)[0][0])
@@ -338,7 +338,7 @@ def test_adopted_duplicates_keep_one_published_block() -> None:
     for name in names:
         reservation = engine.reserve(request(name, PROMPT))
         assert reservation is not None
-        assert reservation.num_cached_tokens == 0
+        assert reservation.num_unread_tokens == 0
         transfer(pool, reservation.block_ids, PROMPT)
     first = reference(request("a", PROMPT))[0][0]
     for name in names:

@@ -35,6 +35,7 @@ SAMPLING = st.builds(
     ignore_eos=st.booleans(),
 )
 CHOICE = st.integers(0, 1000)
+PRIORITY = st.sampled_from([0, 0, 0, -1, 4])
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -56,27 +57,43 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([3, 12, 64]),
         chunk=st.sampled_from([1, 5, 64]),
         running=st.sampled_from([2, 8]),
+        slowdown=st.sampled_from([0.0, 1.0, 1.35, 3.0]),
+        swap_blocks=st.sampled_from([0, 3, 1000]),
+        window=st.sampled_from([0, 2, 5, 9]),
     )
-    def start(self, num_blocks: int, cache: bool, budget: int, chunk: int, running: int) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        cache: bool,
+        budget: int,
+        chunk: int,
+        running: int,
+        slowdown: float,
+        swap_blocks: int,
+        window: int,
+    ) -> None:
+        self.window = window
         self.engine, self.pool = make_engine_and_pool(
             num_blocks,
             BLOCK,
-            DigestModel(nan=NAN_TOKEN),
+            DigestModel(nan=NAN_TOKEN, window=window),
             enable_prefix_cache=cache,
             max_batched_tokens=budget,
             prefill_chunk=chunk,
             max_running=running,
+            max_decode_slowdown=slowdown,
+            swap_blocks=swap_blocks,
         )
 
-    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3))
-    def submit(self, prompt: list[int], sampling: object, resume: int) -> None:
-        wanted = self._request(prompt, sampling, resume)
+    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3), priority=PRIORITY)
+    def submit(self, prompt: list[int], sampling: object, resume: int, priority: int) -> None:
+        wanted = self._request(prompt, sampling, resume, priority)
         self.engine.submit(wanted)
         self.decoding.add(wanted.request_id)
 
-    @rule(prompt=PROMPTS, sampling=SAMPLING)
-    def submit_prefill(self, prompt: list[int], sampling: object) -> None:
-        wanted = self._request(prompt, sampling, 0)
+    @rule(prompt=PROMPTS, sampling=SAMPLING, priority=PRIORITY)
+    def submit_prefill(self, prompt: list[int], sampling: object, priority: int) -> None:
+        wanted = self._request(prompt, sampling, 0, priority)
         self.engine.submit_prefill(wanted)
         self.held[wanted.request_id] = []
 
@@ -88,9 +105,9 @@ class EngineMachine(RuleBasedStateMachine):
         del self.held[name]
         self.engine.check_invariants()
 
-    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3))
-    def reserve(self, prompt: list[int], sampling: object, resume: int) -> None:
-        wanted = self._request(prompt, sampling, resume)
+    @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3), priority=PRIORITY)
+    def reserve(self, prompt: list[int], sampling: object, resume: int, priority: int) -> None:
+        wanted = self._request(prompt, sampling, resume, priority)
         reservation = self.engine.reserve(wanted)
         self.engine.check_invariants()
         if reservation is None:
@@ -118,9 +135,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _reserved(self, wanted: EngineRequest, reservation: Reservation) -> None:
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
-        hits = reservation.num_cached_tokens
+        hits = reservation.num_unread_tokens
         assert hits % BLOCK == 0
-        assert holds(self.pool, reservation.block_ids[: hits // BLOCK], context[:hits])
+        found = reservation.block_ids[: hits // BLOCK]
+        behind = found.count(0)
+        assert not any(found[:behind])
+        assert behind == 0 or behind * BLOCK <= len(context) + 1 - self.window
+        assert holds(self.pool, found, context[:hits], skip_blocks=behind)
         # The read has begun: garbage until it ends.
         self.pool[list(reservation.block_ids[hits // BLOCK :])] = -7.0
         self.reserved[wanted.request_id] = reservation
@@ -132,7 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
         reservation = self.reserved.pop(name)
         wanted = self.requests[name]
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
-        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_cached_tokens)
+        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_unread_tokens)
         self.engine.adopt(name, self._expected(name)[0][0])
         self.decoding.add(name)
         self.engine.check_invariants()
@@ -142,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abandon(self, choice: int, some: set[int]) -> None:
         name = self._pick(self.reserved, choice)
         reservation = self.reserved.pop(name)
-        own = reservation.block_ids[reservation.num_cached_tokens // BLOCK :]
+        own = reservation.block_ids[reservation.num_unread_tokens // BLOCK :]
         unsettled = frozenset(own[place] for place in some if place < len(own))
         self.engine.abandon(name, unsettled)
         self.quarantined |= unsettled
@@ -195,21 +216,22 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.decoding, "sequences wait for ever"
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, stats.queued_prefill_tokens) == (0, 0, 0)
-        assert (stats.blocks_pinned, stats.blocks_quarantined) == (0, 0)
+        assert (stats.blocks_pinned, stats.blocks_quarantined, stats.swap_blocks_used) == (0, 0, 0)
         assert not self.pool.isnan().any()
 
-    def _request(self, prompt: list[int], sampling: object, resume: int) -> EngineRequest:
+    def _request(self, prompt: list[int], sampling: object, resume: int, priority: int) -> EngineRequest:
         """A request that fits, resumed where its reference answer had `resume` tokens, if it had more."""
         self.names += 1
         wanted = request(f"r{self.names}", prompt, sampling)  # type: ignore[arg-type]
-        whole = reference(wanted, self.engine.max_model_len)[0]
+        whole = reference(wanted, self.engine.max_model_len, self.window)[0]
         if resume < len(whole):
             wanted = dataclasses.replace(wanted, resumed_token_ids=whole[:resume])
+        wanted = dataclasses.replace(wanted, priority=priority)
         self.requests[wanted.request_id] = wanted
         return wanted
 
     def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
-        return reference(self.requests[name], self.engine.max_model_len)
+        return reference(self.requests[name], self.engine.max_model_len, self.window)
 
     @staticmethod
     def _pick(names: object, choice: int) -> str:

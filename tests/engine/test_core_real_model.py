@@ -86,8 +86,14 @@ def test_greedy_equals_transformers(folder: Path, model: Decoder) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("num_blocks", "settings"),
-    [(100, {}), (100, {"prefill_chunk": 16}), (8, {}), (100, {"attention_backend": "reference"})],
-    ids=["batch", "chunks", "preempted", "reference"],
+    [
+        (100, {}),
+        (100, {"prefill_chunk": 16}),
+        (8, {"swap_memory_bytes": 0}),
+        (8, {}),
+        (100, {"attention_backend": "reference"}),
+    ],
+    ids=["batch", "chunks", "recomputed", "swapped", "reference"],
 )
 def test_batches_equal_single_runs(
     folder: Path, model: Decoder, temperature: float, num_blocks: int, settings: dict[str, int | bool]
@@ -99,7 +105,9 @@ def test_batches_equal_single_runs(
     expected = alone(model, temperature)
     assert answers_of(engine, wanted) == expected
     if num_blocks == 8:
-        assert engine.stats().preemptions_total > 0
+        stats = engine.stats()
+        assert stats.preemptions_total > 0
+        assert (stats.swaps_total > 0) == (stats.swapped_out_blocks_total > 0) == (not settings)
     else:
         # Once more, with all prompts in the prefix cache.
         assert answers_of(engine, wanted) == expected

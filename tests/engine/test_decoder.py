@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.attention.registry import backends
 from engine.models.loader import load_model
 from tests.support.paged import PagedModel, make_batch
-from tests.support.tiny_models import VOCAB_SIZE, tiny_llama, tiny_qwen2
+from tests.support.reference_model import prompt, reference, reference_greedy, reference_logits
+from tests.support.tiny_models import tiny_llama, tiny_qwen2
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "llama": tiny_llama,
@@ -25,27 +25,6 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MODELS[request.param](tmp_path_factory.mktemp("model"))
-
-
-def reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def reference_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
-    return logits
-
-
-def reference_greedy(model: PreTrainedModel, tokens: list[int], count: int) -> list[int]:
-    out = list(tokens)
-    for _ in range(count):
-        out.append(int(reference_logits(model, out)[-1].argmax()))
-    return out[len(tokens) :]
 
 
 @pytest.mark.parametrize("chunk", [100, 16, 7, 1])

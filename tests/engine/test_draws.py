@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from engine.sampling.draws import Purpose, draw_key, exponentials, uniforms
+from engine.sampling import draws
+from engine.sampling.draws import key_tensor
+from engine.sampling.keys import DrawKey, Purpose, draw_key
 
 VOCAB = torch.arange(50_000)
 # Chi-square of 63 degrees of freedom exceeds this once in 10**6 fair draws; the draws here are fixed.
@@ -21,9 +23,25 @@ def chi_square(samples: torch.Tensor, bins: int = 64) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def key(seed: int = 1, choice: int = 0, position: int = 0) -> tuple[int, int]:
-    made = draw_key(seed, choice, position, Purpose.TOKEN)
-    return made.first, made.second
+def uniforms(made: DrawKey, token_ids: torch.Tensor) -> torch.Tensor:
+    return draws.uniforms(key_tensor([made], token_ids.device), token_ids[None])[0]
+
+
+def exponentials(made: DrawKey, token_ids: torch.Tensor) -> torch.Tensor:
+    return draws.exponentials(key_tensor([made], token_ids.device), token_ids[None])[0]
+
+
+def key(seed: int = 1, choice: int = 0, position: int = 0) -> DrawKey:
+    return draw_key(seed, choice, position, Purpose.TOKEN)
+
+
+def test_rows_are_drawn_with_their_own_keys() -> None:
+    keys = [key(seed) for seed in range(9)]
+    together = draws.uniforms(key_tensor(keys, VOCAB.device), VOCAB[None])
+    assert all(torch.equal(row, uniforms(made, VOCAB)) for row, made in zip(together, keys, strict=True))
+    own_ids = VOCAB[: 9 * 100].view(9, 100)
+    each = draws.uniforms(key_tensor(keys, VOCAB.device), own_ids)
+    assert torch.equal(each, torch.stack([together[row, own_ids[row]] for row in range(9)]))
 
 
 def test_a_draw_depends_on_its_key_and_token_alone() -> None:
@@ -57,7 +75,7 @@ def test_uniform_along_each_axis(axis: str) -> None:
             draw_key(*(n if name == axis else 3 for name in ("seed", "choice", "position")), Purpose.TOKEN)
             for n in range(20_000)
         ]
-        samples = torch.stack([uniforms(made, tokens) for made in keys])
+        samples = draws.uniforms(key_tensor(keys, tokens.device), tokens[None])
     assert float(samples.min()) > 0.0
     assert float(samples.max()) < 1.0
     assert chi_square(samples) < CHI_SQUARE_63

@@ -5,11 +5,12 @@ import torch
 
 from engine.kv.block_manager import BlockManager
 from engine.runner import MAX_FAILED_STEPS, ModelRunner
-from engine.sampling.sampler import sample
+from engine.sampling.rules import TokenRules
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Schedule
 from engine.sequence import Sequence
 from prefix_index.hashing import ChainHasher
-from tests.engine.digest_model import DigestModel, kv_of, logits_of, params, request, total_of
+from tests.engine.digest_model import VOCAB, DigestModel, kv_of, logits_of, params, request, total_of
 
 BLOCK = 4
 
@@ -19,10 +20,11 @@ class Bench:
         self.model = model or DigestModel()
         self.pool = torch.zeros(31, 1, 2, 1, BLOCK, 1)
         self.blocks = BlockManager(30, BLOCK, 30, ChainHasher("m", BLOCK))
-        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, sample)
+        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, Sampler())
 
     def sequence(self, name: str, tokens: list[int], computed: int = 0) -> Sequence:
         sequence = Sequence(request(name, tokens, params(9)), 0, hold=False, submitted_s=0.0)
+        sequence.rules = TokenRules(sequence.request.sampling, tokens, (), frozenset(), VOCAB)
         assert self.blocks.allocate(sequence, len(tokens) + 1, spare=0) is not None
         for position, (token, digest) in enumerate(kv_of(tokens[:computed])):
             self.pool[sequence.blocks[position // BLOCK], 0, :, 0, position % BLOCK, 0] = torch.tensor(

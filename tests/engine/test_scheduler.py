@@ -2,62 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv.block_manager import BlockManager
-from engine.scheduler import Schedule, Scheduler
+from engine.prefill_budget import PrefillBudget
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceStatus
-from prefix_index.hashing import ChainHasher
-from tests.engine.digest_model import request
-
-BLOCK = 4
-
-
-class Bench:
-    """A scheduler with somebody who plays the model: each context that is done gets the token 1."""
-
-    def __init__(
-        self, num_blocks: int = 64, budget: int = 100, running: int = 8, chunk: int = 100, cache: bool = False
-    ) -> None:
-        hasher = ChainHasher("m", BLOCK) if cache else None
-        self.blocks = BlockManager(num_blocks, BLOCK, num_blocks, hasher)
-        self.scheduler = Scheduler(self.blocks, budget, running, chunk)
-        self.sequences: list[Sequence] = []
-
-    def new(self, length: int, hold: bool = False) -> Sequence:
-        number = len(self.sequences)
-        # Each prompt is its own, so that nothing is shared by chance.
-        prompt = [number % 20] * length
-        sequence = Sequence(request(f"s{number}", prompt), number, hold, submitted_s=0.0)
-        self.sequences.append(sequence)
-        return sequence
-
-    def add(self, length: int, hold: bool = False) -> Sequence:
-        sequence = self.new(length, hold)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self, now_s: float = 1.0) -> Schedule:
-        batch = self.scheduler.schedule(now_s)
-        assert batch.num_tokens == sum(batch.counts)
-        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
-            sequence.num_computed += count
-            sequence.recompute_last = False
-            self.blocks.seal(sequence)
-            if sequence.num_computed == sequence.num_tokens:
-                sequence.context_done = True
-                sequence.token_ids.append(1)
-                if sequence.hold:
-                    self.scheduler.remove(sequence, SequenceStatus.HELD)
-        self.scheduler.check_invariants()
-        self.blocks.check_invariants(s for s in self.sequences if s.blocks)
-        return batch
-
-    def end(self, sequence: Sequence) -> None:
-        self.scheduler.remove(sequence, SequenceStatus.ENDED)
-        self.blocks.free(sequence)
-
-    def planned(self) -> list[tuple[int, int]]:
-        batch = self.step()
-        return [(s.arrival, count) for s, count in zip(batch.sequences, batch.counts, strict=True)]
+from tests.engine.scheduler_bench import Bench
 
 
 def test_decodes_first_then_chunks_under_the_budget() -> None:
@@ -117,7 +65,7 @@ def test_admission_leaves_a_block_for_each_sequence_that_grows() -> None:
 def test_the_latest_arrival_is_preempted_and_comes_back_with_its_tokens() -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.add(3), bench.add(3)
-    while bench.scheduler.preemptions == 0:
+    while bench.scheduler.recomputes == 0:
         bench.step()
     assert first.status is SequenceStatus.RUNNING
     assert second.status is SequenceStatus.WAITING
@@ -137,7 +85,7 @@ def test_the_oldest_is_never_preempted() -> None:
     while oldest.num_tokens < 20:
         bench.step()
         assert oldest.status is SequenceStatus.RUNNING
-    assert bench.scheduler.preemptions >= 1
+    assert bench.scheduler.recomputes >= 1
 
 
 def test_a_prefill_may_be_preempted_but_not_a_held_one() -> None:
@@ -147,7 +95,7 @@ def test_a_prefill_may_be_preempted_but_not_a_held_one() -> None:
         while decode.num_tokens < 4:
             bench.step()
         late = bench.add(24 if hold else 20, hold=hold)
-        while bench.scheduler.preemptions == 0 and not late.context_done:
+        while bench.scheduler.recomputes == 0 and not late.context_done:
             bench.step()
         if hold:
             assert late.status is not SequenceStatus.WAITING
@@ -211,8 +159,9 @@ def test_a_queue_that_cannot_move_is_no_work() -> None:
 @pytest.mark.parametrize("name", ["max_batched_tokens", "max_running", "prefill_chunk"])
 def test_limits_must_be_positive(name: str) -> None:
     limits = {"max_batched_tokens": 1, "max_running": 1, "prefill_chunk": 1, name: 0}
+    bench = Bench()
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        Scheduler(BlockManager(4, BLOCK, 4, None), **limits)
+        Scheduler(bench.blocks, PrefillBudget(bench.cost, 0.0, 0), bench.swap, **limits)
 
 
 def test_invariants_name_the_fault() -> None:
@@ -220,7 +169,7 @@ def test_invariants_name_the_fault() -> None:
     bench.add(3)
     bench.add(3)
     bench.scheduler.waiting.reverse()
-    with pytest.raises(AssertionError, match="WAITING is in order of arrival"):
+    with pytest.raises(AssertionError, match="WAITING is in order of rank"):
         bench.scheduler.check_invariants()
     bench.scheduler.waiting.reverse()
     bench.sequences[0].status = SequenceStatus.RUNNING

@@ -16,14 +16,15 @@ from router.auth import ApiKeys
 from router.door_metrics import DoorMetrics
 from router.http.app import create_app
 from router.http.server import HttpServer
-from router.prepare import ServedModel
+from router.model_reading import ModelReading
+from router.prompts import ServedModel
 from router.rpc.inference import InferenceDoor
 from router.rpc.server import RpcServer, inference_server
 from router.serving import Serving
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
-from tests.support.tiny_tokenizer import text_folder
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, text_folder
 
 MODEL = "org/tiny"
 MAX_MODEL_LEN = 512
@@ -32,10 +33,15 @@ HELLO = Script(says("Hello, wörld"))
 WAIT_S = 20.0
 
 
-def served_model(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> ServedModel:
+def served_model(
+    folder: Path, max_model_len: int = MAX_MODEL_LEN, template: str = CHAT_TEMPLATE
+) -> ServedModel:
     """The byte tokenizer's model in a fresh folder."""
     text_folder(folder)
-    return ServedModel(MODEL, Tokenizer.load(folder), ChatTemplate.load(folder), max_model_len, 1_700_000_000)
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer, chat_template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    reading = ModelReading(tokenizer, chat_template)
+    return ServedModel(MODEL, tokenizer, chat_template, max_model_len, 1_700_000_000, reading)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -60,12 +66,17 @@ class Doors:
 
 @asynccontextmanager
 async def open_doors(
-    folder: Path, dispatcher: ScriptedDispatcher, keys: tuple[str, ...] = ()
+    folder: Path,
+    dispatcher: ScriptedDispatcher,
+    keys: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    template: str = CHAT_TEMPLATE,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> AsyncIterator[Doors]:
     """Serves until the block ends."""
-    serving = Serving(served_model(folder), dispatcher)
+    serving = Serving(served_model(folder, max_model_len, template), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
-    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test")
+    app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test", cors_origins)
     http = HttpServer(app, "127.0.0.1", 0)
     door = InferenceDoor(serving, metrics)
     rpc = inference_server("127.0.0.1", 0, door, ApiKeys(keys), MAX_BODY_BYTES)

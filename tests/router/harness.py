@@ -13,7 +13,7 @@ from kvrelay.v1 import router_pb2
 from prefix_index.index import IndexMatch, IndexUnavailableError
 from router.config import RouterConfig
 from router.core import RouterCore
-from router.generation import GenerationEnd, GenerationRequest, ResolvedSampling, TokenDelta
+from router.generation import GenerationEnd, GenerationRequest, ResolvedSampling, TokenDelta, TokenLogprobs
 from tests.support.fake_workers import FakeDecodeWorker, FakePrefillWorker, FakeWorker
 
 BLOCK_SIZE = 4
@@ -47,6 +47,7 @@ class Collected:
 
     tokens: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     end: GenerationEnd | None = None
 
 
@@ -154,7 +155,7 @@ class Harness:
         self._names += 1
         own = {
             key: changes.pop(key)
-            for key in ("deadline", "request_id", "trace", "cache_salt")
+            for key in ("deadline", "request_id", "trace", "cache_salt", "priority")
             if key in changes
         }
         values: dict[str, Any] = {"request_id": f"request-{self._names}"} | own
@@ -177,6 +178,7 @@ class Harness:
                         case TokenDelta():
                             collected.indices += range(event.index, event.index + len(event.token_ids))
                             collected.tokens += event.token_ids
+                            collected.logprobs += event.logprobs
                             if on_delta is not None:
                                 on_delta()
                         case GenerationEnd():

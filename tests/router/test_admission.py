@@ -14,15 +14,20 @@ class Client:
     """One client request that stays until told to leave."""
 
     def __init__(
-        self, queue: AdmissionQueue, name: int, entered: list[int], deadline: float | None = None
+        self,
+        queue: AdmissionQueue,
+        name: int,
+        entered: list[int],
+        deadline: float | None = None,
+        places: int = 1,
     ) -> None:
         self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._stay(queue, name, entered, deadline))
+        self.task = asyncio.create_task(self._stay(queue, name, entered, deadline, places))
 
     async def _stay(
-        self, queue: AdmissionQueue, name: int, entered: list[int], deadline: float | None
+        self, queue: AdmissionQueue, name: int, entered: list[int], deadline: float | None, places: int
     ) -> float:
-        async with queue.admit(deadline) as admission:
+        async with queue.admit(deadline, places=places) as admission:
             entered.append(name)
             await self.leave.wait()
             return admission.queue_s
@@ -122,4 +127,41 @@ async def test_a_place_handed_to_a_cancelled_waiter_goes_on(first: str) -> None:
     await eventually(lambda: entered == [1])
     clients[1].leave.set()
     await clients[1].task
+    assert (queue.running, queue.queued) == (0, 0)
+
+
+async def test_a_request_takes_a_place_for_each_of_its_generations() -> None:
+    queue, entered = AdmissionQueue(max_running=4, max_queued=4), []
+    clients = [Client(queue, name, entered, places=places) for name, places in enumerate((3, 2, 1, 9))]
+    await eventually(lambda: queue.queued == 3)
+    # The third would fit, but the second was there before it.
+    assert (entered, queue.running) == ([0], 3)
+    clients[0].leave.set()
+    await clients[0].task
+    await eventually(lambda: entered == [0, 1, 2])
+    assert (queue.running, queue.queued) == (3, 1)
+    for leaver in (1, 2):
+        clients[leaver].leave.set()
+        await clients[leaver].task
+    # More than there are: it waits for all, and not for ever.
+    await eventually(lambda: entered == [0, 1, 2, 3])
+    assert queue.running == 4
+    clients[3].leave.set()
+    await clients[3].task
+    assert (queue.running, queue.queued) == (0, 0)
+
+
+async def test_when_the_first_gives_up_those_behind_it_come_in() -> None:
+    queue, entered = AdmissionQueue(max_running=4, max_queued=4), []
+    first = Client(queue, 0, entered, places=2)
+    await eventually(lambda: entered == [0])
+    large = Client(queue, 1, entered, places=4)
+    small = [Client(queue, name, entered) for name in (2, 3, 4)]
+    await eventually(lambda: queue.queued == 4)
+    large.task.cancel()
+    await eventually(lambda: entered == [0, 2, 3])
+    assert (queue.running, queue.queued) == (4, 1)
+    for client in (first, *small):
+        client.leave.set()
+    await asyncio.gather(first.task, *(client.task for client in small))
     assert (queue.running, queue.queued) == (0, 0)

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
+from typing import Any
 
 import pytest
 
 from kvrelay.v1 import common_pb2
-from router.generation import ErrorKind, GenerationError, TokenDelta
+from router.generation import (
+    ErrorKind,
+    GenerationError,
+    GrammarSpec,
+    ResolvedSampling,
+    TokenDelta,
+)
 from tests.router.harness import BLOCK_SIZE, PROMPT, Collected, Harness, ScriptedIndex, eventually
 from tests.support.fake_workers import (
     DecodeScript,
@@ -38,23 +46,41 @@ async def test_a_request_is_prefilled_remotely_and_decoded() -> None:
 
 
 async def test_parameters_reach_both_workers() -> None:
+    asked: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 2**64 - 1, "choice": 3, "max_tokens": 2,
+        "min_tokens": 1, "stop_token_ids": (5, 6), "ignore_eos": True, "min_p": 0.125, "typical_p": 0.75,
+        "presence_penalty": -1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.25,
+        "logit_bias": ((3, -2.0), (8, 1.5)), "bad_words": ((1,), (2, 3)), "allowed_token_ids": (4, 9),
+        "logprobs": 0, "prompt_logprobs": 4, "grammar": GrammarSpec("regex", "a+"),
+    }  # fmt: skip
+    assert set(asked) == {field.name for field in dataclasses.fields(ResolvedSampling)}
     async with Harness([FakePrefillWorker("prefill-0")], [FakeDecodeWorker("decode-0")]) as router:
         deadline = time.time() + 100
-        request = router.request(
-            deadline=deadline, trace=True, cache_salt="tenant", temperature=0.5, top_p=0.25, top_k=7,
-            seed=2**64 - 1, choice=3, max_tokens=2, min_tokens=1, stop_token_ids=(5, 6), ignore_eos=True,
-        )  # fmt: skip
+        request = router.request(deadline=deadline, trace=True, cache_salt="tenant", priority=-4, **asked)
         await router.run(request)
         started, submitted = router.prefills[0].started[0], router.decodes[0].submitted[0].request
         assert started == submitted
         assert submitted.attempt == 1
         assert tuple(submitted.prompt_token_ids) == PROMPT
         assert submitted.deadline_unix_ms == round(deadline * 1000)
-        assert (submitted.trace, submitted.cache_salt) == (True, "tenant")
+        assert (submitted.trace, submitted.cache_salt, submitted.priority) == (True, "tenant", -4)
         assert submitted.sampling == common_pb2.SamplingParams(
             temperature=0.5, top_p=0.25, top_k=7, seed=2**64 - 1, choice=3, max_tokens=2, min_tokens=1,
-            stop_token_ids=[5, 6], ignore_eos=True,
+            stop_token_ids=[5, 6], ignore_eos=True, min_p=0.125, typical_p=0.75, presence_penalty=-1.5,
+            frequency_penalty=0.5, repetition_penalty=1.25, logit_bias={3: -2.0, 8: 1.5},
+            bad_words=[common_pb2.TokenSequence(ids=[1]), common_pb2.TokenSequence(ids=[2, 3])],
+            allowed_token_ids=[4, 9], logprobs=0, prompt_logprobs=4, grammar=common_pb2.Grammar(regex="a+"),
         )  # fmt: skip
+
+
+async def test_what_nobody_asked_for_is_not_sent() -> None:
+    async with Harness([FakePrefillWorker("prefill-0")], [FakeDecodeWorker("decode-0")]) as router:
+        await router.run()
+        sent = router.decodes[0].submitted[0].request.sampling
+        assert not any(sent.HasField(name) for name in ("logprobs", "prompt_logprobs", "grammar"))
+        assert sent == common_pb2.SamplingParams(
+            top_p=1.0, max_tokens=12, typical_p=1.0, repetition_penalty=1.0
+        )
 
 
 async def test_what_the_decode_worker_holds_is_prefilled_there() -> None:

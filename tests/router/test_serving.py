@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.v1.common_pb2 import Timeline
-from router.answer_text import AnswerText
+from router.answer_text import AnswerText, TextRules
+from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
 from router.generation import ErrorKind, GenerationError, ResolvedSampling
-from router.prepare import ClientRequest, PreparedRequest, TextPrompt
+from router.prepare import ClientRequest, PreparedRequest
+from router.prompts import TextPrompt
 from router.sampling_options import SamplingOptions
-from router.serving import ChoiceDelta, ChoiceEnd, Serving, usage_of
+from router.serving import Serving
 from router.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.router.doors import HELLO, served_model, until
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
@@ -138,14 +140,14 @@ TOKENIZER = Tokenizer(LIBRARY, VOCAB_SIZE, frozenset({IM_END}), "test")
 
 def collect(deltas: list[list[int]], stops: list[str], min_tokens: int) -> tuple[str, int]:
     sampling = ResolvedSampling(1.0, 1.0, 0, 0, 0, 1000, min_tokens=min_tokens)
-    answer = AnswerText(TOKENIZER, sampling, stops)
+    answer = AnswerText(TOKENIZER, sampling, TextRules(tuple(stops)))
     text = ""
     for delta in deltas:
         piece = answer.add(delta)
         text += piece.text
         if piece.stopped:
             return text, answer.num_tokens
-    return text + answer.finish(), answer.num_tokens
+    return text + answer.finish().text, answer.num_tokens
 
 
 @settings(max_examples=200)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.api import StepOutput
 from engine.config import EngineConfig
 from engine.core import LLMEngine
+from engine.grammar.guidance import GuidanceCompiler
 from engine.kv.storage import allocate_pool
 from engine.models.loader import load_model, torch_dtype
 from kvrelay.v1 import worker_pb2
@@ -17,14 +19,26 @@ def aggregated_tokens(
     model_dir: Path, request: worker_pb2.WorkRequest, max_model_len: int = 1024
 ) -> list[int]:
     """Runs a request on a fresh engine; resumed tokens are not part of the answer."""
+    outputs = aggregated_outputs(model_dir, request, max_model_len)
+    return [token.token_id for output in outputs for token in output.tokens]
+
+
+def aggregated_outputs(
+    model_dir: Path, request: worker_pb2.WorkRequest, max_model_len: int = 1024
+) -> list[StepOutput]:
+    """As `aggregated_tokens`, with all that the engine says."""
     config = EngineConfig(
         model_dir=model_dir, num_blocks=max_model_len // 16 + 32, max_model_len=max_model_len
     )
     model = load_model(model_dir)
     pool = allocate_pool(model.config, config.num_blocks, config.block_size, torch_dtype(config.dtype))
-    engine = LLMEngine(model, pool, config, ChainHasher("reference", config.block_size))
+    grammars = GuidanceCompiler(
+        model_dir / "tokenizer.json", model.config.vocab_size, model.config.eos_token_ids
+    )
+    engine = LLMEngine(model, pool, config, ChainHasher("reference", config.block_size), grammars)
     engine.submit(engine_request(request))
-    tokens: list[int] = []
+    outputs: list[StepOutput] = []
     while engine.has_work():
-        tokens.extend(token.token_id for token in engine.step().tokens)
-    return tokens
+        outputs.append(engine.step())
+    grammars.close()
+    return outputs

@@ -111,7 +111,7 @@ def kvrelay_environment(home: Path) -> dict[str, str]:
 def run_kvrelay(home: Path, *arguments: str, text_in: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a `kvrelay` command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli.main", *arguments],
+        [sys.executable, "-m", "cluster.cli", *arguments],
         env=kvrelay_environment(home),
         cwd=ROOT,
         input=text_in,
@@ -141,7 +141,7 @@ def live_cluster(
     spec.write_text(yaml.safe_dump(merged))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli.main", "up", str(spec)],
+            [sys.executable, "-m", "cluster.cli", "up", str(spec)],
             env={**kvrelay_environment(home), **(environment or {})},
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

@@ -28,7 +28,15 @@ def work_request(
     **sampling: Any,
 ) -> worker_pb2.WorkRequest:
     """A greedy request that no EOS ends, unless told otherwise. `deadline_s` is from now; 0 is none."""
-    values = {"temperature": 0.0, "top_p": 1.0, "seed": 1, "max_tokens": max_tokens, "ignore_eos": True}
+    values = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "typical_p": 1.0,
+        "repetition_penalty": 1.0,
+        "seed": 1,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
     return worker_pb2.WorkRequest(
         request_id=request_id,
         attempt=attempt,

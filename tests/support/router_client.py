@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -13,10 +14,13 @@ from tests.support.workers import LIMIT_S
 
 @dataclass
 class Reply:
-    """What came for one request. `events` counts token events; `offers` every index with its token."""
+    """What came for one request. `events` counts token events; `times_s` is when each token came."""
 
     first_index: int
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
     end: decode_pb2.EndEvent | None = None
     ends: int = 0
     events: int = 0
@@ -28,11 +32,16 @@ class Reply:
         self.events += 1
         if event.HasField("prefilled"):
             self.cached_tokens = event.prefilled.cached_tokens
+            self.prompt_logprobs = list(event.prefilled.prompt_logprobs)
         known = self.first_index + len(self.tokens) - event.index
         assert known >= 0, "tokens were skipped"
         old = self.tokens[len(self.tokens) - known :][: len(event.token_ids)]
         assert old == list(event.token_ids[:known]), "a token changed when it was sent again"
         self.tokens.extend(event.token_ids[known:])
+        assert len(event.logprobs) in (0, len(event.token_ids))
+        self.logprobs.extend(event.logprobs[known:])
+        now_s = time.perf_counter()
+        self.times_s.extend(now_s for _ in event.token_ids[known:])
 
 
 class RouterClient:

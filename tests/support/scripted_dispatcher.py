@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvrelay.v1.common_pb2 import Timeline
 from router.admission import AdmissionQueue
-from router.generation import Admission, GenerationEnd, GenerationRequest, TokenDelta
+from router.generation import Admission, GenerationEnd, GenerationRequest, TokenDelta, TokenLogprobs
 from tests.support.tiny_tokenizer import IM_END
 
 
@@ -33,6 +33,12 @@ class Script:
     error: Exception | None = None
     hang: bool = False
     gate: asyncio.Semaphore | None = None
+
+
+def logprobs_at(token_id: int, num_top: int) -> TokenLogprobs:
+    """What a scripted worker reports of a token: third likeliest, the less likely the higher its id."""
+    top = tuple(((token_id + step) % 256, -0.125 * (step + 1)) for step in range(1, num_top + 1))
+    return TokenLogprobs(-1.0 - token_id / 512, 3, top)
 
 
 def says(text: str, *, step: int = 1, end: int | None = IM_END) -> tuple[tuple[int, ...], ...]:
@@ -60,7 +66,9 @@ class ScriptedGeneration:
             room = self.request.sampling.max_tokens - self.yielded
             index, token_ids = self.yielded, delta[:room]
             self.yielded += len(token_ids)
-            yield TokenDelta(token_ids, index)
+            num_top = self.request.sampling.logprobs
+            logprobs = () if num_top is None else tuple(logprobs_at(each, num_top) for each in token_ids)
+            yield TokenDelta(token_ids, index, logprobs)
             if self.yielded == self.request.sampling.max_tokens:
                 reason = "length" if self.request.sampling.max_tokens < self._total else reason
                 break
@@ -78,7 +86,10 @@ class ScriptedGeneration:
 
     def _end(self, reason: Literal["stop", "length"]) -> GenerationEnd:
         timeline = Timeline(prefill_s=0.5, decode_worker="decode-0")
-        return GenerationEnd(reason, self.script.cached_tokens, self.yielded, timeline)
+        num_top = self.request.sampling.prompt_logprobs
+        prompt = self.request.prompt_token_ids[1:]
+        prompt_logprobs = () if num_top is None else tuple(logprobs_at(each, num_top) for each in prompt)
+        return GenerationEnd(reason, self.script.cached_tokens, self.yielded, timeline, prompt_logprobs)
 
     def __aiter__(self) -> AsyncIterator[TokenDelta | GenerationEnd]:
         return self
@@ -118,9 +129,9 @@ class ScriptedDispatcher:
         self.ready = True
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None
+        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
     ) -> AbstractAsyncContextManager[Admission]:
-        return self.queue.admit(deadline, arrived_at)
+        return self.queue.admit(deadline, arrived_at, places)
 
     def generate(self, request: GenerationRequest, admission: Admission) -> ScriptedGeneration:
         script = self.script if isinstance(self.script, Script) else self.script(request)

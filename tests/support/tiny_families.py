@@ -133,7 +133,7 @@ VARIETIES: dict[str, Variety] = {
 
 
 def tiny_variety(folder: Path, name: str, max_model_len: int = 4096) -> Path:
-    """Makes the model of that name in `VARIETIES`; all norms, biases and weights random. Returns the folder."""
+    """Makes the model of that name in `VARIETIES`, norms and biases random too. Returns the folder."""
     torch.manual_seed(3)
     variety = VARIETIES[name]
     config = variety.config(**{**tiny_shapes(max_model_len), **variety.changes})

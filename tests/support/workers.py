@@ -119,8 +119,10 @@ class WorkerLink:
         return report
 
     async def start_prefill(self, *args: Any, **kwargs: Any) -> prefill_pb2.KvTicket:
-        request = prefill_pb2.StartRequest(request=work_request(*args, **kwargs))
-        return (await self.prefill.Start(request)).ticket
+        return (await self.start_prefill_of(work_request(*args, **kwargs))).ticket
+
+    async def start_prefill_of(self, request: worker_pb2.WorkRequest) -> prefill_pb2.StartResponse:
+        return await self.prefill.Start(prefill_pb2.StartRequest(request=request))
 
     async def until(self, condition: Callable[[worker_pb2.WorkerStats], object]) -> worker_pb2.WorkerStats:
         """Waits until the worker's counts are so. Raises AssertionError after LIMIT_S."""

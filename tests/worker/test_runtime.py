@@ -134,7 +134,8 @@ async def test_metrics_are_what_happened(model_dir: Path) -> None:
         assert decode["kvrelay_worker_batch_size_count"] == decode["kvrelay_worker_step_seconds_count"] > 0
         states = ("free", "cached", "pinned", "quarantined")
         assert sum(decode[f"kvrelay_worker_blocks:{state}"] for state in states) == 96
-        assert decode["kvrelay_worker_preemptions_total"] == 0
+        assert decode["kvrelay_worker_preemptions_total:recompute"] == 0
+        assert decode["kvrelay_worker_preemptions_total:swap"] == 0
         assert decode["kvrelay_worker_quarantine_age_seconds"] == 0
 
 

@@ -22,38 +22,65 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from kvrelay.v1 import common_pb2 as kvrelay_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvrelay/v1/inference.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.kvrelay.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc7\x02\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x04\n\x02_n\"\xee\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.ChatH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.kvrelay.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\r\n\x05trace\x18\x08 \x01(\x08\x42\x07\n\x05input\"\xd2\x01\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.kvrelay.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.kvrelay.v1.Usage\x12&\n\x08timeline\x18\x06 \x01(\x0b\x32\x14.kvrelay.v1.Timeline\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"]\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.ChatH\x00\x42\x07\n\x05input\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"B\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x03 \x01(\x04\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Model2\xe8\x01\n\tInference\x12G\n\x08Generate\x12\x1b.kvrelay.v1.GenerateRequest\x1a\x1c.kvrelay.v1.GenerateResponse0\x01\x12\x45\n\x08Tokenize\x12\x1b.kvrelay.v1.TokenizeRequest\x1a\x1c.kvrelay.v1.TokenizeResponse\x12K\n\nListModels\x12\x1d.kvrelay.v1.ListModelsRequest\x1a\x1e.kvrelay.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvrelay/v1/inference.proto\x12\nkvrelay.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17kvrelay/v1/common.proto\"\x8d\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.kvrelay.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xb5\x01\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.kvrelay.v1.ChatMessage\x12\x1f\n\x05tools\x18\x02 \x03(\x0b\x32\x10.kvrelay.v1.Tool\x12\x13\n\x0btool_choice\x18\x03 \x01(\t\x12\x12\n\nnamed_tool\x18\x04 \x01(\t\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_parallel_tool_calls\"\xa2\x01\n\x11StructuredOutputs\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x11.kvrelay.v1.TextsH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x12\x0e\n\x06strict\x18\x06 \x01(\x08\x42\x06\n\x04kind\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb1\x08\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x12\n\x05min_p\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x12>\n\nlogit_bias\x18\x10 \x03(\x0b\x32*.kvrelay.v1.SamplingOptions.LogitBiasEntry\x12\x11\n\tbad_words\x18\x11 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12\'\n\x1ainclude_stop_str_in_output\x18\x13 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x14 \x01(\x08H\x0e\x88\x01\x01\x12*\n\x1dspaces_between_special_tokens\x18\x15 \x01(\x08H\x0f\x88\x01\x01\x12\x15\n\x08logprobs\x18\x16 \x01(\rH\x10\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\rH\x11\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x18 \x01(\rH\x12\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x19 \x01(\x08H\x13\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x04\n\x02_nB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB \n\x1e_spaces_between_special_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\n\n\x08_best_ofB\x07\n\x05_echo\"\xbc\x02\n\rPromptOptions\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x03\x88\x01\x01\x12\x35\n\x14\x63hat_template_kwargs\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructB\x15\n\x13_add_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\xa4\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.ChatH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.kvrelay.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.kvrelay.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\r\n\x05trace\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x31\n\x0eprompt_options\x18\n \x01(\x0b\x32\x19.kvrelay.v1.PromptOptions\x12\x39\n\x12structured_outputs\x18\x0b \x01(\x0b\x32\x1d.kvrelay.v1.StructuredOutputs\x12\x1e\n\x11include_reasoning\x18\x0c \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x14\n\x12_include_reasoning\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"?\n\x0bLikelyToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"t\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.kvrelay.v1.LikelyToken\"\xf3\x02\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.kvrelay.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.kvrelay.v1.Usage\x12&\n\x08timeline\x18\x06 \x01(\x0b\x32\x14.kvrelay.v1.Timeline\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.kvrelay.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x18.kvrelay.v1.TokenLogprob\x12\x11\n\treasoning\x18\n \x01(\t\x12-\n\ntool_calls\x18\x0b \x03(\x0b\x32\x19.kvrelay.v1.ToolCallDelta\"\xab\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.ChatH\x00\x12\x31\n\x0eprompt_options\x18\x04 \x01(\x0b\x32\x19.kvrelay.v1.PromptOptions\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x42\x07\n\x05input\"P\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\ntoken_strs\x18\x03 \x03(\t\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x03 \x01(\x04\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Model2\xf1\x02\n\tInference\x12G\n\x08Generate\x12\x1b.kvrelay.v1.GenerateRequest\x1a\x1c.kvrelay.v1.GenerateResponse0\x01\x12\x45\n\x08Tokenize\x12\x1b.kvrelay.v1.TokenizeRequest\x1a\x1c.kvrelay.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.kvrelay.v1.DetokenizeRequest\x1a\x1e.kvrelay.v1.DetokenizeResponse\x12K\n\nListModels\x12\x1d.kvrelay.v1.ListModelsRequest\x1a\x1e.kvrelay.v1.ListModelsResponse\x12:\n\x08GetModel\x12\x1b.kvrelay.v1.GetModelRequest\x1a\x11.kvrelay.v1.Modelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATMESSAGE']._serialized_start=67
-  _globals['_CHATMESSAGE']._serialized_end=111
-  _globals['_CHAT']._serialized_start=113
-  _globals['_CHAT']._serialized_end=162
-  _globals['_TOKENIDS']._serialized_start=164
-  _globals['_TOKENIDS']._serialized_end=187
-  _globals['_SAMPLINGOPTIONS']._serialized_start=190
-  _globals['_SAMPLINGOPTIONS']._serialized_end=517
-  _globals['_GENERATEREQUEST']._serialized_start=520
-  _globals['_GENERATEREQUEST']._serialized_end=758
-  _globals['_GENERATERESPONSE']._serialized_start=761
-  _globals['_GENERATERESPONSE']._serialized_end=971
-  _globals['_TOKENIZEREQUEST']._serialized_start=973
-  _globals['_TOKENIZEREQUEST']._serialized_end=1066
-  _globals['_TOKENIZERESPONSE']._serialized_start=1068
-  _globals['_TOKENIZERESPONSE']._serialized_end=1128
-  _globals['_LISTMODELSREQUEST']._serialized_start=1130
-  _globals['_LISTMODELSREQUEST']._serialized_end=1149
-  _globals['_MODEL']._serialized_start=1151
-  _globals['_MODEL']._serialized_end=1217
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1219
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1274
-  _globals['_INFERENCE']._serialized_start=1277
-  _globals['_INFERENCE']._serialized_end=1509
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_CHATMESSAGE']._serialized_start=98
+  _globals['_CHATMESSAGE']._serialized_end=239
+  _globals['_TOOLCALL']._serialized_start=241
+  _globals['_TOOLCALL']._serialized_end=296
+  _globals['_TOOL']._serialized_start=298
+  _globals['_TOOL']._serialized_end=375
+  _globals['_CHAT']._serialized_start=378
+  _globals['_CHAT']._serialized_end=559
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=562
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=724
+  _globals['_TEXTS']._serialized_start=726
+  _globals['_TEXTS']._serialized_end=748
+  _globals['_TOKENIDS']._serialized_start=750
+  _globals['_TOKENIDS']._serialized_end=773
+  _globals['_SAMPLINGOPTIONS']._serialized_start=776
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1849
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1472
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1520
+  _globals['_PROMPTOPTIONS']._serialized_start=1852
+  _globals['_PROMPTOPTIONS']._serialized_end=2168
+  _globals['_GENERATEREQUEST']._serialized_start=2171
+  _globals['_GENERATEREQUEST']._serialized_end=2591
+  _globals['_TOOLCALLDELTA']._serialized_start=2593
+  _globals['_TOOLCALLDELTA']._serialized_end=2668
+  _globals['_LIKELYTOKEN']._serialized_start=2670
+  _globals['_LIKELYTOKEN']._serialized_end=2733
+  _globals['_TOKENLOGPROB']._serialized_start=2735
+  _globals['_TOKENLOGPROB']._serialized_end=2851
+  _globals['_GENERATERESPONSE']._serialized_start=2854
+  _globals['_GENERATERESPONSE']._serialized_end=3225
+  _globals['_TOKENIZEREQUEST']._serialized_start=3228
+  _globals['_TOKENIZEREQUEST']._serialized_end=3399
+  _globals['_TOKENIZERESPONSE']._serialized_start=3401
+  _globals['_TOKENIZERESPONSE']._serialized_end=3481
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3483
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3565
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3567
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3601
+  _globals['_LISTMODELSREQUEST']._serialized_start=3603
+  _globals['_LISTMODELSREQUEST']._serialized_end=3622
+  _globals['_GETMODELREQUEST']._serialized_start=3624
+  _globals['_GETMODELREQUEST']._serialized_end=3653
+  _globals['_MODEL']._serialized_start=3655
+  _globals['_MODEL']._serialized_end=3721
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3723
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3778
+  _globals['_INFERENCE']._serialized_start=3781
+  _globals['_INFERENCE']._serialized_end=4150
 # @@protoc_insertion_point(module_scope)

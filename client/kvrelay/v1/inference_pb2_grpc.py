@@ -44,10 +44,20 @@ class InferenceStub:
                 request_serializer=kvrelay_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/kvrelay.v1.Inference/Detokenize',
+                request_serializer=kvrelay_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/kvrelay.v1.Inference/ListModels',
                 request_serializer=kvrelay_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/kvrelay.v1.Inference/GetModel',
+                request_serializer=kvrelay_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_v1_dot_inference__pb2.Model.FromString,
                 _registered_method=True)
 
 
@@ -57,23 +67,39 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates from a prompt, a chat or token ids. One response message for each piece of text; the
         last message of each choice carries finish_reason, the last message of the stream usage and
-        timeline. Errors: INVALID_ARGUMENT (names the field), NOT_FOUND (unknown model),
-        RESOURCE_EXHAUSTED (queue full; metadata `retry-after` in seconds), DEADLINE_EXCEEDED,
-        UNAVAILABLE (no worker), UNAUTHENTICATED.
+        timeline. With best_of above n the messages come when all answers have ended.
+        Errors: INVALID_ARGUMENT (names the field; also where the message cannot be parsed),
+        NOT_FOUND (unknown model), RESOURCE_EXHAUSTED (queue full; metadata `retry-after` in seconds),
+        DEADLINE_EXCEEDED, UNAVAILABLE (no worker), UNAUTHENTICATED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or a chat into token ids, exactly as Generate would.
+        """Turns text or a chat into token ids, exactly as Generate would; of whatever number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Turns token ids into text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The served models.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """One served model. Errors: NOT_FOUND.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -91,10 +117,20 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=kvrelay_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
                     response_serializer=kvrelay_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
             ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=kvrelay_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=kvrelay_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=kvrelay_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=kvrelay_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=kvrelay_dot_v1_dot_inference__pb2.Model.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +198,33 @@ class Inference:
             _registered_method=True)
 
     @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.Inference/Detokenize',
+            kvrelay_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            kvrelay_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListModels(request,
             target,
             options=(),
@@ -178,6 +241,33 @@ class Inference:
             '/kvrelay.v1.Inference/ListModels',
             kvrelay_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             kvrelay_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.Inference/GetModel',
+            kvrelay_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+            kvrelay_dot_v1_dot_inference__pb2.Model.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,7 +66,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "pid", "node_id", "identity", "layout", "num_blocks", "max_model_len", "metrics_url")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "pid", "node_id", "identity", "layout", "num_blocks", "max_model_len", "metrics_url", "model_context_tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class WorkerInfo(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: WorkerRole
@@ -89,7 +90,8 @@ class WorkerInfo(_message.Message):
     num_blocks: int
     max_model_len: int
     metrics_url: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., metrics_url: _Optional[str] = ...) -> None: ...
+    model_context_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., metrics_url: _Optional[str] = ..., model_context_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_ms",)
@@ -114,7 +116,7 @@ class WorkerReport(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., steps: _Optional[int] = ..., engine_silent_s: _Optional[float] = ..., draining: _Optional[bool] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("running", "waiting", "queued_prefill_tokens", "blocks_total", "blocks_free", "blocks_cached", "blocks_pinned", "blocks_quarantined", "leases", "prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "preemptions_total", "transfer_bytes_total", "transfer_seconds_total")
+    __slots__ = ("running", "waiting", "queued_prefill_tokens", "blocks_total", "blocks_free", "blocks_cached", "blocks_pinned", "blocks_quarantined", "leases", "prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "preemptions_total", "transfer_bytes_total", "transfer_seconds_total", "swaps_total", "swap_blocks_total", "swap_blocks_used", "swapped_out_blocks_total", "swapped_in_blocks_total")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,11 @@ class WorkerStats(_message.Message):
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_prefill_tokens: int
@@ -145,7 +152,12 @@ class WorkerStats(_message.Message):
     preemptions_total: int
     transfer_bytes_total: int
     transfer_seconds_total: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., generated_tokens_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., transfer_bytes_total: _Optional[int] = ..., transfer_seconds_total: _Optional[float] = ...) -> None: ...
+    swaps_total: int
+    swap_blocks_total: int
+    swap_blocks_used: int
+    swapped_out_blocks_total: int
+    swapped_in_blocks_total: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., generated_tokens_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., transfer_bytes_total: _Optional[int] = ..., transfer_seconds_total: _Optional[float] = ..., swaps_total: _Optional[int] = ..., swap_blocks_total: _Optional[int] = ..., swap_blocks_used: _Optional[int] = ..., swapped_out_blocks_total: _Optional[int] = ..., swapped_in_blocks_total: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_s",)

@@ -55,7 +55,8 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Who the worker is; the same as long as its process lives.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

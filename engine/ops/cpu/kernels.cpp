@@ -542,33 +542,29 @@ struct Attention {
   }
   long last(const Work& w) const { return position(w, w.first + w.tokens - 1); }
 
-  const float* row_of(const Work& w, long position) const {
-    long block = s.tables[w.sequence * s.table_width + position / s.block_size];
-    return y.kv + block * s.block_stride + (w.head * s.block_size + position % s.block_size) * s.head_dim;
+  // Where the keys [start, start + count) lie; those before `oldest` and behind are zeros.
+  void find(const Work& w, long start, long count, long oldest, const float** rows) const {
+    alignas(64) static const float zeros[512] = {};
+    long i = std::clamp(oldest - start, 0L, count), d = s.head_dim;
+    std::fill(rows, rows + i, zeros);
+    std::fill(rows + count, rows + KEYS, zeros);
+    while (i < count) {
+      long block = (start + i) / s.block_size, offset = (start + i) % s.block_size;
+      const float* row = y.kv + s.tables[w.sequence * s.table_width + block] * s.block_stride;
+      row += (w.head * s.block_size + offset) * d;
+      for (long n = std::min(s.block_size - offset, count - i); n > 0; --n, row += d) rows[i++] = row;
+    }
   }
 
   // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]. Keys before `oldest` are
-  // seen by nobody, and their blocks may be somebody else's: they count as zeros.
+  // seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile is fetched while the one before
+  // it is worked on, a line here and there, so that memory and arithmetic overlap.
   void gather(const Work& w, long start, long count, long oldest, const Ahead& ahead, float* keys,
               float* values) const {
-    const float* rows[KEYS];
-    alignas(64) static const float zeros[512] = {};
-    long d = s.head_dim;
-    for (long i = 0; i < KEYS; ++i) {
-      long at = start + i;
-      rows[i] = zeros;
-      if (at < oldest) std::memset(values + i * d, 0, d * sizeof(float));
-      if (at < oldest || i >= count) continue;
-      rows[i] = row_of(w, at);
-      const float* value = rows[i] + s.kv_heads * s.block_size * d;
-      for (long j = 0; j < d; j += W) store(values + i * d + j, load(value + j));
-      if (i >= ahead.count) continue;
-      const float* next = row_of(*ahead.work, ahead.start + i);
-      for (long j = 0; j < d; j += 16) {
-        __builtin_prefetch(next + j, 0, 2);
-        __builtin_prefetch(next + s.kv_heads * s.block_size * d + j, 0, 2);
-      }
-    }
+    const float *rows[KEYS], *next[KEYS];
+    long d = s.head_dim, values_at = s.kv_heads * s.block_size * d;
+    find(w, start, count, oldest, rows);
+    if (ahead.work) find(*ahead.work, ahead.start, ahead.count, 0, next);
     for (long i = 0; i < count; i += W)
       for (long j = 0; j < d; j += W) {
         F v[W];
@@ -577,7 +573,15 @@ struct Attention {
         exchange_all<1>(v);
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l) store(keys + (j + l) * KEYS + i, v[l]);
+        if (j % 16 == 0)
+          for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + j, 0, 2);
       }
+    for (long i = 0; i < count; ++i) {
+      const float* value = start + i < oldest ? rows[i] : rows[i] + values_at;
+      for (long j = 0; j < d; j += W) store(values + i * d + j, load(value + j));
+      if (i < ahead.count)
+        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[i] + values_at + j, 0, 2);
+    }
   }
 
   // Scores of a row become weights; returns the factor for what was summed before.

@@ -42,7 +42,11 @@ class CpuLinear:
 
     def __post_init__(self) -> None:
         # Asked for at every call: kept, for they do not change.
-        for name, tensor in (("address", self.panels), ("scales_address", self.scales), ("bias_address", self.bias)):
+        for name, tensor in (
+            ("address", self.panels),
+            ("scales_address", self.scales),
+            ("bias_address", self.bias),
+        ):
             object.__setattr__(self, name, None if tensor is None else tensor.data_ptr())
 
     @property

@@ -106,7 +106,7 @@ async def test_the_openapi_page_describes_the_bodies(doors: Doors) -> None:
     number = next(option for option in temperature["anyOf"] if option["type"] == "number")
     assert (number["minimum"], number["maximum"]) == (0, 2)
     answers = schema["paths"]["/v1/completions"]["post"]["responses"]
-    assert set(answers) == {"200", "400", "401", "404", "413", "429", "500", "503", "504"}
+    assert set(answers) == {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"}
     refs = _references(schema)
     assert refs
     assert all(ref.rpartition("/")[2] in schema["components"]["schemas"] for ref in refs)

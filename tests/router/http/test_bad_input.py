@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from router.errors import MAX_MESSAGE, MAX_PARAM
 from tests.router.doors import HELLO, MAX_BODY_BYTES, MAX_MODEL_LEN, MODEL, Doors, open_doors
 from tests.support.scripted_dispatcher import ScriptedDispatcher
 from tests.support.tiny_tokenizer import VOCAB_SIZE
@@ -51,13 +52,54 @@ WRONG_VALUES = [
     (text(top_k=1.5), "top_k", "integer"),
     (text(seed=2**64), "seed", "less than"),
     (text(max_tokens=0), "max_tokens", "greater than or equal to 1"),
-    (text(max_tokens=-5), "max_tokens", "greater than or equal to 1"),
+    (text(max_tokens=0, echo=True), "max_tokens", "echo with logprobs"),
+    (text(max_tokens=-5), "max_tokens", "greater than or equal to 0"),
     (text(max_tokens="5"), "max_tokens", "integer"),
     (text(max_tokens=True), "max_tokens", "integer"),
-    (chat(max_completion_tokens=0), "max_completion_tokens", "greater than or equal to 1"),
+    (chat(max_completion_tokens=0), "max_tokens", "greater than or equal to 1"),
     (text(min_tokens=-1), "min_tokens", "greater than or equal to 0"),
     (text(min_tokens=9, max_tokens=8), "min_tokens", "more than the 8"),
     (text(n=0), "n", "greater than or equal to 1"),
+    (text(min_p=1.1), "min_p", "less than or equal to 1"),
+    (text(min_p=-0.1), "min_p", "greater than or equal to 0"),
+    (text(typical_p=0), "typical_p", "greater than 0"),
+    (text(presence_penalty=2.5), "presence_penalty", "less than or equal to 2"),
+    (text(frequency_penalty=-3), "frequency_penalty", "greater than or equal to -2"),
+    (text(repetition_penalty=0), "repetition_penalty", "greater than 0"),
+    (text(repetition_penalty=101), "repetition_penalty", "less than or equal to 100"),
+    (text(logit_bias={"5": 101}), "logit_bias.5", "less than or equal to 100"),
+    (text(logit_bias={"a": 1}), "logit_bias", "no token id"),
+    (text(logit_bias={"-1": 1}), "logit_bias", "no token id"),
+    (text(logit_bias={"9" * 19: 1}), "logit_bias", "out of range"),
+    (text(logit_bias={str(VOCAB_SIZE): 1}), "logit_bias", f"0 to {VOCAB_SIZE - 1}"),
+    (text(logit_bias=[1]), "logit_bias", "dictionary"),
+    (text(bad_words=["a", ""]), "bad_words[1]", "at least 1 character"),
+    (text(bad_words=["  "]), "bad_words[0]", "only spaces"),
+    (text(bad_words="a"), "bad_words", "list"),
+    (text(allowed_token_ids=[]), "allowed_token_ids", "at least 1 item"),
+    (text(allowed_token_ids=[VOCAB_SIZE]), "allowed_token_ids", f"0 to {VOCAB_SIZE - 1}"),
+    (text(logprobs=21), "logprobs", "less than or equal to 20"),
+    (text(logprobs=True), "logprobs", "integer"),
+    (text(prompt_logprobs=-1), "prompt_logprobs", "greater than or equal to 0"),
+    (text(prompt_logprobs=1, stream=True), "", "prompt_logprobs cannot be streamed"),
+    (text(echo=True, logprobs=1, stream=True), "", "echo cannot be streamed with logprobs"),
+    (text(best_of=3, n=2, stream=True), "", "best_of cannot be streamed"),
+    (text(best_of=1, n=2), "best_of", "fewer than the 2"),
+    (text(best_of=17), "best_of", "less than or equal to 16"),
+    (text(best_of=True), "best_of", "integer"),
+    (text(prompt=["a"] * 65, best_of=2), "prompt", "128"),
+    (text(priority=2**31), "priority", "less than or equal to"),
+    (text(truncate_prompt_tokens=0), "", "truncate_prompt_tokens"),
+    (text(truncate_prompt_tokens=-2), "truncate_prompt_tokens", "greater than or equal to -1"),
+    (text(add_generation_prompt=True), "add_generation_prompt", "Unknown parameter"),
+    (chat(top_logprobs=3), "", "top_logprobs needs logprobs"),
+    (chat(logprobs=True, top_logprobs=21), "top_logprobs", "less than or equal to 20"),
+    (chat(logprobs=3), "logprobs", "boolean"),
+    (chat(add_generation_prompt=True, continue_final_message=True), "", "excludes"),
+    (chat(chat_template_kwargs={"messages": []}), "messages", "must not set messages"),
+    (chat(chat_template_kwargs={"eos_token": ""}), "messages", "must not set eos_token"),
+    (chat(bad_words=["a"] * 257), "bad_words", "at most 256"),
+    (text(metadata="a"), "metadata", "dictionary"),
     (text(n=17), "n", "less than or equal to 16"),
     (text(prompt=["a"] * 65, n=2), "prompt", "128"),
     (text(stop=""), "stop[0]", "at least 1 character"),
@@ -86,6 +128,8 @@ WRONG_VALUES = [
     (text(prompt=[[1], [-1]]), "prompt[1]", "out of range"),
     (text(prompt="a" * MAX_MODEL_LEN), "prompt", f"{MAX_MODEL_LEN} tokens"),
     (text(prompt="a" * 1000), "prompt", f"1000 tokens; this model's context length is {MAX_MODEL_LEN}"),
+    (text(prompt=[10**40]), "prompt", "A token id is out of range"),
+    (text(max_tokens=10**40), "max_tokens", "too large a number"),
     (text(max_tokens=MAX_MODEL_LEN), "max_tokens", f"leave {MAX_MODEL_LEN - 2} of this"),
     (chat(messages=[]), "messages", "at least 1 item"),
     (chat(messages="hi"), "messages", "list"),
@@ -95,7 +139,7 @@ WRONG_VALUES = [
     (message(content=["hi"]), "messages[0].content", "part 0"),
     (message(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content", "'text'"),
     (message(content=[{"type": "text"}]), "messages[0].content", "lacks"),
-    (message(content="hi", tool_calls=[{"id": "1"}]), "messages[0].tool_calls", "not supported"),
+    (message(content="hi", tool_calls=[{"id": "1"}]), "messages[0].tool_calls[0].type", "Missing"),
     (message(content="hi", frob=1), "messages[0].frob", "Unknown parameter"),
     (chat(messages=[{"role": "", "content": "a"}]), "messages[0].role", "at least 1 character"),
     (chat(messages=[{"content": "a"}]), "messages[0].role", "Missing"),
@@ -107,23 +151,8 @@ WRONG_VALUES = [
 ]
 
 NOT_BUILT: list[tuple[tuple[str, dict[str, Any]], str]] = [
-    (text(presence_penalty=0.5), "presence_penalty"),
-    (text(frequency_penalty=-1), "frequency_penalty"),
-    (text(repetition_penalty=1.1), "repetition_penalty"),
-    (text(min_p=0.1), "min_p"),
-    (text(logit_bias={"50256": -100}), "logit_bias"),
-    (text(logprobs=5), "logprobs"),
-    (text(logprobs=0), "logprobs"),
-    (text(echo=True), "echo"),
-    (text(best_of=3), "best_of"),
-    (text(best_of=True), "best_of"),
     (text(suffix="x"), "suffix"),
     (text(use_beam_search=True), "use_beam_search"),
-    (chat(logprobs=True), "logprobs"),
-    (chat(top_logprobs=3), "top_logprobs"),
-    (chat(response_format={"type": "json_object"}), "response_format"),
-    (chat(tools=[{"type": "function"}]), "tools"),
-    (chat(tool_choice="required"), "tool_choice"),
     (chat(functions=[{"name": "f"}]), "functions"),
     (chat(modalities=["text", "audio"]), "modalities"),
     (chat(store=True), "store"),
@@ -134,7 +163,8 @@ NEUTRAL = [
     text(
         presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, min_p=0, logit_bias={},
         logprobs=None, echo=False, best_of=1, suffix=None, use_beam_search=False, stop=None, user="u",
-        skip_special_tokens=True, max_tokens=None, temperature=None, stream=False, stream_options=None,
+        skip_special_tokens=True, metadata={"a": 1}, typical_p=1, priority=0,
+        max_tokens=None, temperature=None, stream=False, stream_options=None,
         seed=-1, top_k=-1, n=None,
     ),
     text(best_of=2, n=2),
@@ -167,6 +197,7 @@ async def test_wrong_values(doors: Doors, request_: Any, param: str, says: str) 
     error = await refused(doors, request_[0], json=request_[1])
     assert (error["status"], error["param"]) == (400, param)
     assert says in error["message"]
+    assert len(error["message"]) <= MAX_MESSAGE
 
 
 @pytest.mark.parametrize(("request_", "param"), NOT_BUILT)
@@ -205,8 +236,23 @@ async def test_malformed_bodies(doors: Doors, body: bytes, says: str) -> None:
 
 
 async def test_integers_of_any_size_are_no_crash(doors: Doors) -> None:
-    body = json.dumps({"model": MODEL, "prompt": [10**40], "seed": 10**40}).encode()
-    assert (await refused(doors, TEXT, content=body))["status"] == 400
+    for field in ("prompt", "seed", "max_tokens", "min_tokens", "n", "stop_token_ids", "priority"):
+        huge = [10**3000] if field in ("prompt", "stop_token_ids") else 10**3000
+        body = json.dumps({"model": MODEL, "prompt": "a", field: huge}).encode()
+        error = await refused(doors, TEXT, content=body)
+        assert error["status"] == 400
+        assert len(error["message"]) <= MAX_MESSAGE
+
+
+async def test_what_a_client_sent_comes_back_bounded(doors: Doors) -> None:
+    long = "x" * 10_000
+    for body in (text(**{long: 1})[1], {**text()[1], "model": long}, message(**{long: 1, "content": "a"})[1]):
+        path = CHAT if "messages" in body else TEXT
+        error = await refused(doors, path, json=body)
+        assert len(error["message"]) <= MAX_MESSAGE
+        assert len(error["param"] or "") <= MAX_PARAM
+    response = await doors.client.get(f"/v1/{long}")
+    assert len(response.text) < MAX_MESSAGE
 
 
 async def test_differing_limits(doors: Doors) -> None:

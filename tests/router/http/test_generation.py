@@ -15,6 +15,7 @@ from tests.support.tiny_tokenizer import IM_END
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+DETAILS = {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 RENDERED = b"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -68,6 +69,7 @@ async def test_chat(doors: Doors) -> None:
         "completion_tokens": 14,
         "total_tokens": prompt_tokens + 14,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": DETAILS,
     }
     sent = doors.dispatcher.generations[0].request.prompt_token_ids
     specials = {256: b"<|im_start|>", 257: b"<|im_end|>"}
@@ -188,6 +190,7 @@ async def test_completion_stream_with_usage(doors: Doors) -> None:
         "completion_tokens": 4,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": DETAILS,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from kvrelay import AsyncClient
 from kvrelay.v1 import inference_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceServicer, InferenceStub
 from router.addresses import PortInUseError
 from router.auth import ApiKeys
 from router.rpc.server import INFERENCE, inference_server
 from tests.router.doors import HELLO, Doors, open_doors
-from tests.support.scripted_dispatcher import ScriptedDispatcher
+from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
 
 Serving = health_pb2.HealthCheckResponse
 
@@ -74,3 +76,19 @@ async def test_a_port_in_use_is_named(doors: Doors) -> None:
     port = int(doors.grpc_address.rpartition(":")[2])
     with pytest.raises(PortInUseError, match=f"127.0.0.1:{port}"):
         inference_server("127.0.0.1", port, InferenceServicer(), ApiKeys(()), 1024)
+
+
+async def test_a_client_may_ask_often_whether_the_router_lives(tmp_path: Path) -> None:
+    """Pings while an answer takes its time do not end the connection, as gRPC's own limit would."""
+    gate = asyncio.Semaphore(1)
+    dispatcher = ScriptedDispatcher(Script(says("ab", end=None), gate=gate))
+    async with (
+        open_doors(tmp_path, dispatcher) as doors,
+        AsyncClient(doors.grpc_address, keepalive=1) as client,
+    ):
+        stream = client.stream("hi")
+        assert (await anext(stream)).text == "a"
+        # A connection is ended at the third ping that comes too early.
+        await asyncio.sleep(4.5)
+        gate.release()
+        assert (await stream.result()).text == "ab"

@@ -44,6 +44,8 @@ EVERYTHING = """
 {% endif %}
 """
 
+TRIMMING = "{% for message in messages %}[{{ message.role }}] {{ message.content | trim }}\n{% endfor %}end"
+
 CHATS: list[list[dict[str, str]]] = [
     [{"role": "user", "content": "hello"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " <b>&'\" é 😀 \n"}],
@@ -74,6 +76,58 @@ async def test_equals_transformers(tmp_path: Path, template: str, chat: list[dic
     assert text == reference.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids = await Tokenizer.load(folder).encode(text, add_special_tokens=False)
     assert ids == reference.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+
+
+@pytest.mark.parametrize("text", ["two", "a", " spaced ", "ends \n", "<|im_end|>"])
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM2, TRIMMING], ids=["tiny", "smollm2", "trimming"])
+def test_continuing_equals_transformers(tmp_path: Path, template: str, text: str) -> None:
+    folder = with_template(tmp_path, template)
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": text}]
+    reference = AutoTokenizer.from_pretrained(folder)
+    expected = reference.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+    rendered = ChatTemplate.load(folder).render(
+        chat, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered == expected
+    assert rendered.rstrip().endswith(text.strip())
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "says"),
+    [
+        ("{{ 1 }}", "text", "leaves the last"),
+        (CHAT_TEMPLATE, "  ", "no text"),
+        (CHAT_TEMPLATE, None, "no text"),
+    ],
+)
+def test_nothing_to_continue(tmp_path: Path, template: str, content: str | None, says: str) -> None:
+    with pytest.raises(ChatTemplateError, match=says):
+        ChatTemplate.load(with_template(tmp_path, template)).render(
+            [{"role": "assistant", "content": content}], continue_final_message=True
+        )
+
+
+def test_a_text_that_is_written_twice(tmp_path: Path) -> None:
+    template = ChatTemplate.load(
+        with_template(tmp_path, "{{ messages[0].content }}|{{ messages[0].content }}.")
+    )
+    rendered = template.render([{"role": "assistant", "content": "so "}], continue_final_message=True)
+    assert rendered == "so |so "
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    template = ChatTemplate.load(with_template(tmp_path, "{{ flag }}{{ deep.list[1] }}"))
+    assert template.render(CHATS[0], variables={"flag": True, "deep": {"list": [1, "x"]}}) == "Truex"
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "bos_token"):
+        with pytest.raises(ChatTemplateError, match=f"must not set {name}"):
+            template.render(CHATS[0], variables={name: 1})
+
+
+def test_the_size_of_a_prompt_is_bounded(tmp_path: Path) -> None:
+    template = ChatTemplate.load(with_template(tmp_path, "{{ messages[0].content }}!"))
+    assert template.render(CHATS[0], max_characters=6) == "hello!"
+    with pytest.raises(ChatTemplateError, match="more than 5 characters"):
+        template.render(CHATS[0], max_characters=5)
 
 
 def test_named_templates_and_the_jinja_file(tmp_path: Path) -> None:

@@ -67,3 +67,18 @@ def test_text_in_wait_comes_out_at_the_end() -> None:
 def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])
+
+
+@given(letters, patterns.filter(bool), st.integers(1, 5))
+def test_what_was_met_can_be_shown(text: str, stops: list[str], size: int) -> None:
+    hidden, shown = StopStrings(stops), StopStrings(stops, include=True)
+    both = ["", ""]
+    for begin in range(0, len(text), size):
+        checks = [watch.add(text[begin : begin + size]) for watch in (hidden, shown)]
+        both = [so_far + check.text for so_far, check in zip(both, checks, strict=True)]
+        assert checks[0].stopped == checks[1].stopped
+        if checks[0].stopped:
+            ending = [stop for stop in stops if both[1].endswith(stop)]
+            assert both[1] == both[0] + max(ending, key=len)
+            return
+    assert both[0] + hidden.finish() == both[1] + shown.finish() == text

@@ -19,6 +19,16 @@ TEXTS = (
     "x" * (INLINE_CHARACTERS + 1),
 )
 
+BOS_POST_PROCESSOR = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [256], "tokens": ["<|im_start|>"]}},
+}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -35,19 +45,31 @@ async def test_ids_equal_those_of_transformers(folder: Path, text: str) -> None:
 async def test_post_processor_applies_only_when_asked(folder: Path) -> None:
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
-    content["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [256], "tokens": ["<|im_start|>"]}},
-    }
+    content["post_processor"] = BOS_POST_PROCESSOR
     path.write_text(json.dumps(content))
     tokenizer = Tokenizer.load(folder)
     assert await tokenizer.encode("a", add_special_tokens=True) == [256, 97]
     assert await tokenizer.encode("a", add_special_tokens=False) == [97]
+
+
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+@pytest.mark.parametrize("writes_bos", [True, False])
+async def test_the_post_processor_alone_decides_on_bos(
+    folder: Path, writes_bos: bool, add_bos_token: bool | None
+) -> None:
+    """As in transformers, which ignores `add_bos_token` where there is a tokenizer.json."""
+    path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content, config = json.loads(path.read_text()), json.loads(config_path.read_text())
+    if writes_bos:
+        content["post_processor"] = BOS_POST_PROCESSOR
+    path.write_text(json.dumps(content))
+    wanted = {"bos_token": "<|im_start|>"} | (
+        {} if add_bos_token is None else {"add_bos_token": add_bos_token}
+    )
+    config_path.write_text(json.dumps(config | wanted))
+    ids = await Tokenizer.load(folder).encode("a", add_special_tokens=True)
+    assert ids == AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
+    assert ids == ([256, 97] if writes_bos else [97])
 
 
 async def test_truncation_and_padding_of_the_file_are_off(folder: Path) -> None:

@@ -11,6 +11,7 @@ from tests.support.fake_workers.scripts import (
     VOCABULARY,
     DecodeScript,
     PrefillScript,
+    answer_logprobs,
     answer_token,
     answer_tokens,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "FakePrefillWorker",
     "FakeWorker",
     "PrefillScript",
+    "answer_logprobs",
     "answer_token",
     "answer_tokens",
 ]

@@ -16,7 +16,7 @@ from kvrelay.v1 import common_pb2, decode_pb2, prefill_pb2, worker_pb2
 from kvrelay.v1.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from kvrelay.v1.prefill_pb2_grpc import PrefillStub
 from tests.support.fake_workers.process import HEARTBEAT_S, FakeWorker
-from tests.support.fake_workers.scripts import DecodeScript, answer_token
+from tests.support.fake_workers.scripts import DecodeScript, answer_logprobs, answer_token
 
 
 class KvLostError(Exception):
@@ -167,8 +167,12 @@ class FakeDecodeWorker(FakeWorker, DecodeServicer):
                 index=begin,
                 token_ids=[answer_token(work.prompt_token_ids, at) for at in range(begin, last)],
             )
+            if work.sampling.HasField("logprobs"):
+                event.logprobs.extend(answer_logprobs(token_id) for token_id in event.token_ids)
             if index == first:
                 event.prefilled.cached_tokens = cached
+                if work.sampling.HasField("prompt_logprobs"):
+                    event.prefilled.prompt_logprobs.extend(map(answer_logprobs, work.prompt_token_ids[1:]))
             session.outbox.put_nowait(event)
             index = last
             if fails and index == stop_at:

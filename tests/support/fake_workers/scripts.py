@@ -24,6 +24,13 @@ def answer_tokens(prompt: Sequence[int], count: int) -> list[int]:
     return [answer_token(prompt, index) for index in range(count)]
 
 
+def answer_logprobs(token_id: int) -> common_pb2.TokenLogprobs:
+    """What a fake worker says of a token, wherever it stands. Exact in fp32."""
+    return common_pb2.TokenLogprobs(
+        logprob=-token_id / 8, rank=token_id + 1, top_token_ids=[token_id + 1], top_logprobs=[-0.5]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillScript:
     """What a prefill worker does with one request.

@@ -1,0 +1,1 @@
+"""Answers held to a grammar."""

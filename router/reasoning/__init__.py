@@ -1,0 +1,1 @@
+"""Reasoning that a model writes before its answer."""

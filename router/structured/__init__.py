@@ -1,0 +1,1 @@
+"""Structured output: what a client wants an answer to match, checked and made a `GrammarSpec`."""

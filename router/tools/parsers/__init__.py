@@ -1,0 +1,1 @@
+"""Model families' own ways to write calls, one file each."""
