@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 
