@@ -51,7 +51,7 @@ def main() -> None:
         sampling = {"temperature": 0, "maxTokens": 12, "ignoreEos": True}
         found = call(f"{SERVICE}/Generate", {"prompt": "One, two,", "sampling": sampling})
         expect(len(found) > 1 and "".join(message.get("text", "") for message in found), found)
-        expect(sum(len(message.get("tokenIds", [])) for message in found) == 12, found)
+        expect(sum(len(message.get("token_ids", [])) for message in found) == 12, found)
         expect(found[-1].get("usage"), found[-1])
     with checks("a mistake is INVALID_ARGUMENT"):
         try:

@@ -53,7 +53,8 @@ def write_gguf(model_dir: Path, file: Path, quantization: gguf.GGMLQuantizationT
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    # transformers 4 and 5 have it in different places.
+    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_tokenizer_model("no_vocab")
     for name, tensor in load_file(model_dir / "model.safetensors").items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -81,6 +82,10 @@ class Runner:
     def close(self) -> None:
         """Ends it."""
         self._signal(signal.SIGKILL)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # a command that it did not live to read
+                pipe.close()
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:

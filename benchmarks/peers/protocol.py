@@ -5,13 +5,18 @@ Only the standard library: this is imported in the environment of every peer.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Channel:
     """A runner's end. Made before anything else prints: from then on stdout is stderr."""
 
     def __init__(self) -> None:
+        # Most of the time it is stopped, and would not see that stdin has ended: it dies with its parent.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
 
