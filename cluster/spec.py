@@ -273,7 +273,7 @@ class DeploymentSpec(_Section):
             if pool.threads > most and not self.ray.address:
                 raise ValueError(
                     f"{role}.threads is {pool.threads}, but this machine has "
-                    f"{most // _THREADS_PER_CORE} cores; at most {most}, or 0 to divide the cores"
+                    f"{most // _THREADS_PER_CORE} cores; at most {most}, or 0 for one on each core"
                 )
         return self
 

@@ -207,6 +207,7 @@ class LLMEngine:
             start_s, start_unix_ns = self._clock(), time.time_ns()
             result = self._runner.run(schedule)
             end_unix_ns = time.time_ns()
+            block_size = self._blocks.block_size
             # Only a step that drew tokens has waited for the device, and only a sound one is typical.
             if result.tokens and not result.failures:
                 decodes = schedule.num_decodes
@@ -221,7 +222,8 @@ class LLMEngine:
                     continue
                 sequence.num_computed += num_run
                 sequence.recompute_last = False
-                self._blocks.seal(sequence)
+                if sequence.num_computed >= (sequence.num_sealed + 1) * block_size:
+                    self._blocks.seal(sequence)
                 if sequence.prompt_logprobs is not None:
                     sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
                 self._blocks.drop_behind_window(sequence)
@@ -355,16 +357,18 @@ class LLMEngine:
 
     def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None) -> None:
         """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
-        index = sequence.next_index - 1
+        num_tokens = len(sequence.token_ids)
+        index = num_tokens - sequence.num_prompt - 1
         token_id = sequence.token_ids[-1]
+        rules = sequence.rules
         reason = finish_reason(
-            sequence.request.sampling,
+            rules.params,
             token_id,
             index,
-            sequence.num_tokens,
+            num_tokens,
             self._eos_token_ids,
             self.max_model_len,
-            sequence.rules.grammar_complete,
+            rules.matcher is not None and rules.matcher.is_complete,
         )
         self._recorder.token(sequence, index, token_id, reason, logprobs)
         if reason is not None and not sequence.hold:

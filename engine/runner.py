@@ -181,11 +181,11 @@ class ModelRunner:
             if sequence.num_computed + count == len(sequence.token_ids)
         ]
         with torch.inference_mode():
-            logits = self._model.forward(self.build_batch(schedule), self._kv)
+            batch = self.build_batch(schedule)
+            logits = self._model.forward(batch, self._kv)
             self._draw(schedule, drawing, logits[: len(drawing)], result)
-            spans = _prompt_spans(schedule)
-            if spans:
-                self._report_prompts(schedule, spans, logits[len(drawing) :], result)
+            if len(batch.logits_rows) > len(drawing):
+                self._report_prompts(schedule, _prompt_spans(schedule), logits[len(drawing) :], result)
         return result
 
     def _draw(self, schedule: Schedule, drawing: list[int], logits: torch.Tensor, result: RunResult) -> None:

@@ -73,6 +73,7 @@ class Sequence:
         "rank",
         "recompute_last",
         "request",
+        "request_id",
         "row",
         "rules",
         "status",
@@ -86,6 +87,7 @@ class Sequence:
 
     def __init__(self, request: EngineRequest, arrival: int, hold: bool, submitted_s: float) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.arrival = arrival
         self.rank = (request.priority, arrival)
         self.hold = hold
@@ -109,11 +111,6 @@ class Sequence:
         wanted = request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.swapped: SwappedKv | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:

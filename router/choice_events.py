@@ -12,6 +12,9 @@ from router.generation import TokenLogprobs
 from router.prepare import PreparedRequest
 from router.tools.parsers.base import CallArguments, CallBegin
 
+# Doors write log probabilities of more positions in a thread: some ms of the event loop.
+INLINE_POSITIONS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:

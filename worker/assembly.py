@@ -61,7 +61,8 @@ def assemble(config: WorkerConfig) -> Assembly:
     Raises:
         ModelError: the folder or the dtype cannot be used.
         KvMemoryError: the pool does not fit.
-        ValueError: an unknown transport, attention backend, quantization or ops, or limits that exceed the model's.
+        ValueError: an unknown transport, attention backend, quantization or ops, or limits that exceed the
+            model's.
     """
     settings = config.engine
     if settings.threads:

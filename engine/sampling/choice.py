@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.sampling.draws import key_tensor, random_bits, to_uniforms
+from engine.sampling.draws import exponentials, key_tensor, write_uniforms
 from engine.sampling.rules import TokenRules
 from engine.sampling.truncation import truncate
 
@@ -29,41 +29,65 @@ _EXPONENT_BIAS = 127 * math.log(2.0)
 _BOUND_SLACK = 3.0
 
 
-def draw(logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]) -> list[int]:
-    """Draws a token for some rows.
+class Drawer:
+    """Draws tokens. Keeps the memory that it works in, for fresh memory costs more than the work."""
 
-    Args:
-        logits: [R, vocab] fp32; left as they are.
-        rows: which to draw for; each has a finite best.
-        rules: one for each of `rows`; none is greedy.
-    """
-    tokens = [0] * len(rows)
-    size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
-    for truncated in (False, True):
-        group = [index for index, rule in enumerate(rules) if rule.truncates is truncated]
-        for start in range(0, len(group), size):
-            part = group[start : start + size]
-            chosen = [rules[index] for index in part]
-            scores = _scores(logits, [rows[index] for index in part], chosen)
-            drawn = _from_truncated(scores, chosen) if truncated else _from_whole(scores, chosen)
-            for index, token_id in zip(part, drawn, strict=True):
-                tokens[index] = token_id
-    return tokens
+    def __init__(self) -> None:
+        self._memory: tuple[torch.Tensor, ...] = ()
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]) -> list[int]:
+        """Draws a token for some rows.
+
+        Args:
+            logits: [R, vocab] fp32; left as they are.
+            rows: which to draw for; each has a finite best.
+            rules: one for each of `rows`; none is greedy.
+        """
+        tokens = [0] * len(rows)
+        size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+        for truncated in (False, True):
+            group = [index for index, rule in enumerate(rules) if rule.truncates is truncated]
+            for start in range(0, len(group), size):
+                part = group[start : start + size]
+                chosen = [rules[index] for index in part]
+                scores, *memory = self._room(len(part), logits)
+                _score(logits, [rows[index] for index in part], chosen, scores)
+                drawn = _from_truncated(scores, chosen) if truncated else _from_whole(scores, chosen, *memory)
+                for index, token_id in zip(part, drawn, strict=True):
+                    tokens[index] = token_id
+        return tokens
+
+    def _room(self, rows: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Two fp32 and two int32 tensors [rows, vocab], with whatever was in them before."""
+        vocab_size = logits.shape[1]
+        if not self._memory or self._memory[0].shape[1] != vocab_size or len(self._memory[0]) < rows:
+            kinds = (torch.float32, torch.float32, torch.int32, torch.int32)
+            self._memory = tuple(
+                torch.empty(rows, vocab_size, dtype=kind, device=logits.device) for kind in kinds
+            )
+        return tuple(tensor[:rows] for tensor in self._memory)
 
 
-def _scores(logits: torch.Tensor, rows: list[int], rules: Sequence[TokenRules]) -> torch.Tensor:
-    """Log probabilities up to a constant, [len(rows), vocab]: the best of each row is 0."""
-    scores = logits.index_select(0, torch.tensor(rows, device=logits.device))
+def _score(logits: torch.Tensor, rows: list[int], rules: Sequence[TokenRules], out: torch.Tensor) -> None:
+    """Writes log probabilities up to a constant, [len(rows), vocab]: the best of each row is 0."""
+    torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=out)
     temperatures = torch.tensor([rule.params.temperature for rule in rules], device=logits.device)
     # The maximum is taken off first, so that tiny temperatures cannot overflow.
-    return scores.sub_(scores.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    out.sub_(out.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
 
 
-def _from_whole(scores: torch.Tensor, rules: Sequence[TokenRules]) -> list[int]:
+def _from_whole(
+    scores: torch.Tensor,
+    rules: Sequence[TokenRules],
+    draws: torch.Tensor,
+    bits: torch.Tensor,
+    spare: torch.Tensor,
+) -> list[int]:
     keys = key_tensor([rule.key for rule in rules], scores.device)
     ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
-    draws = to_uniforms(random_bits(keys, ids))
-    bound = draws.view(torch.int32).to(torch.float32).mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
+    write_uniforms(keys, ids, draws, bits, spare)
+    bound = spare.view(torch.float32).copy_(draws.view(torch.int32))
+    bound.mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
     rows, columns = _where(bound >= bound.amax(dim=-1, keepdim=True) - _BOUND_SLACK)
     values = scores[rows, columns] - draws[rows, columns].neg_().log1p_().neg_().log_()
     best = torch.full((len(rules),), -torch.inf, device=scores.device)
@@ -77,8 +101,7 @@ def _from_truncated(scores: torch.Tensor, rules: Sequence[TokenRules]) -> list[i
     keys = key_tensor([rule.key for rule in rules], scores.device)
     tokens = [0] * len(rules)
     for kept in truncate(scores, [rule.params for rule in rules]):
-        draws = to_uniforms(random_bits(keys[kept.rows], kept.token_ids))
-        values = kept.scores - draws.neg_().log1p_().neg_().log_()
+        values = kept.scores - exponentials(keys[kept.rows], kept.token_ids).log_()
         best = values.amax(dim=-1, keepdim=True)
         winners = kept.token_ids.masked_fill(values < best, scores.shape[1]).amin(dim=-1)
         for row, token_id in zip(kept.rows, winners.tolist(), strict=True):

@@ -27,37 +27,35 @@ def _mix(value: torch.Tensor, spare: torch.Tensor) -> None:
             value.mul_(factor)
 
 
-def random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """31 random bits for each candidate of each row.
+def write_uniforms(
+    keys: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor, bits: torch.Tensor, spare: torch.Tensor
+) -> None:
+    """Uniform draws in (0, 1), one for each candidate of each row.
+
+    Resolution is 2**-31 near 0, where the exponential draws that win come from.
 
     Args:
         keys: [R, 2] int32 from `key_tensor`.
-        token_ids: [R, N] or [1, N] ids below 2**31.
-
-    Returns:
-        [R, N] int32, not negative.
+        token_ids: [R, N] or [1, N] int32 ids.
+        out: [R, N] fp32 that the draws are written to.
+        bits, spare: [R, N] int32 to work in.
     """
-    bits = token_ids.to(torch.int32) ^ keys[:, :1]
-    spare = torch.empty_like(bits)
+    torch.bitwise_xor(token_ids, keys[:, :1], out=bits)
     _mix(bits, spare)
     bits.bitwise_xor_(keys[:, 1:])
     _mix(bits, spare)
-    return bits.bitwise_and_(0x7FFFFFFF)
-
-
-def to_uniforms(bits: torch.Tensor) -> torch.Tensor:
-    """Uniform draws in (0, 1) from `random_bits`, fp32.
-
-    Resolution is 2**-31 near 0, where the exponential draws that win come from.
-    """
-    return bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    out.copy_(bits.bitwise_and_(0x7FFFFFFF))
+    out.add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
 
 
 def uniforms(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Uniform draws in (0, 1), [R, N] fp32; arguments as `random_bits`."""
-    return to_uniforms(random_bits(keys, token_ids))
+    """As `write_uniforms`, into new memory: [R, N] fp32. `token_ids` may be of any integer type."""
+    bits = torch.empty(len(keys), token_ids.shape[1], dtype=torch.int32, device=keys.device)
+    out = torch.empty_like(bits, dtype=torch.float32)
+    write_uniforms(keys, token_ids.to(torch.int32), out, bits, torch.empty_like(bits))
+    return out
 
 
 def exponentials(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Exponential draws of rate 1, [R, N] fp32, all positive and finite; arguments as `random_bits`."""
+    """Exponential draws of rate 1, [R, N] fp32, all positive and finite; arguments as `uniforms`."""
     return uniforms(keys, token_ids).neg_().log1p_().neg_()

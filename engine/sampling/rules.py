@@ -49,6 +49,7 @@ class TokenRules:
         greedy: the most likely token is taken.
         truncates: some tokens may be cut off before the draw.
         edits: some logits may have to be changed before anything else.
+        plain: greedy, never edits, reports nothing: the best logit is all that is to be found out.
         allowed_ids: the only ids that may be drawn; None for all.
         bias_ids, bias_values: what is added to which logits.
         counts: tokens that penalties touch; None without penalties.
@@ -68,6 +69,7 @@ class TokenRules:
         "greedy",
         "matcher",
         "params",
+        "plain",
         "position",
         "truncates",
     )
@@ -109,6 +111,9 @@ class TokenRules:
             or self.allowed_ids is not None
             or bool(params.logit_bias or params.bad_words)
             or penalised
+        )
+        self.plain = (
+            self.greedy and not self._edits_always and params.min_tokens == 0 and params.logprobs is None
         )
         for token_id in answer_token_ids:
             self.advance(token_id)

@@ -24,10 +24,13 @@ import torch
 
 from engine.api import TokenLogprobs
 from engine.grammar.base import GrammarCompiler
-from engine.sampling.choice import draw
+from engine.sampling.choice import Drawer
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import edit
 from engine.sampling.rules import TokenRules
+
+# Logits that are copied and edited at a time.
+_EDITED_ELEMENTS = 1 << 21
 
 
 @dataclass(slots=True)
@@ -56,6 +59,8 @@ class Sampler:
 
     def __init__(self, grammars: GrammarCompiler | None = None) -> None:
         self._grammars = grammars
+        self._drawer = Drawer()
+        self._edited = torch.empty(0, 0)
 
     def sample(self, logits: torch.Tensor, rules: Sequence[TokenRules]) -> Sampled:
         """Chooses one token for each row.
@@ -76,7 +81,7 @@ class Sampler:
         drawn: list[int] = []
         reported: list[int] = []
         for row, rule in enumerate(rules):
-            if row in bad:
+            if rule.plain or row in bad:
                 continue
             if rule.edits:
                 edited.append(row)
@@ -85,9 +90,11 @@ class Sampler:
             if rule.params.logprobs is not None:
                 reported.append(row)
         if edited:
-            self._choose_edited(logits, rules, edited, sampled)
+            size = max(1, _EDITED_ELEMENTS // logits.shape[1])
+            for start in range(0, len(edited), size):
+                self._choose_edited(logits, rules, edited[start : start + size], sampled)
         if drawn:
-            chosen = draw(logits, drawn, [rules[row] for row in drawn])
+            chosen = self._drawer.draw(logits, drawn, [rules[row] for row in drawn])
             for row, token_id in zip(drawn, chosen, strict=True):
                 sampled.token_ids[row] = token_id
         reported = [row for row in reported if row not in sampled.stuck]
@@ -98,7 +105,11 @@ class Sampler:
     def _choose_edited(
         self, logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], sampled: Sampled
     ) -> None:
-        own = logits.index_select(0, torch.tensor(rows, device=logits.device))
+        # Fresh memory costs more than the copy.
+        if self._edited.shape[1] != logits.shape[1] or len(self._edited) < len(rows):
+            self._edited = torch.empty(len(rows), logits.shape[1], device=logits.device)
+        own = self._edited[: len(rows)]
+        torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=own)
         edit(own, [rules[row] for row in rows], self._grammars)
         best, token_ids = _best(own)
         drawn: list[int] = []
@@ -110,7 +121,7 @@ class Sampler:
             else:
                 drawn.append(index)
         if drawn:
-            chosen = draw(own, drawn, [rules[rows[index]] for index in drawn])
+            chosen = self._drawer.draw(own, drawn, [rules[rows[index]] for index in drawn])
             for index, token_id in zip(drawn, chosen, strict=True):
                 sampled.token_ids[rows[index]] = token_id
 

@@ -122,7 +122,8 @@ def _lowest_kept(
         # Top-k cuts off within the head, or the mass beyond it counts as well.
         beyond = (nucleus & ~closed & (limits.top_k >= scores.shape[1])).squeeze(-1)
         if bool(beyond.any()):
-            total[beyond] = _mass(scores[beyond], limits.min_score[beyond])
+            some = slice(None) if bool(beyond.all()) else beyond
+            total[some] = _mass(scores[some], limits.min_score[some])
         wanted = limits.top_p * total
         # Rounding may leave the whole mass just under a top_p close to 1: then the last token is the limit.
         last = (mass < wanted).sum(dim=-1, keepdim=True)
@@ -137,7 +138,9 @@ def _lowest_kept(
 
 def _mass(scores: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
     """Sum of exp over the scores of at least `lowest`, [R, 1] fp64."""
-    weights = scores.exp().masked_fill_(scores < lowest, 0.0)
+    weights = scores.exp()
+    if bool((lowest > -torch.inf).any()):
+        weights.masked_fill_(scores < lowest, 0.0)
     short = -weights.shape[1] % _LANE
     if short:
         weights = torch.nn.functional.pad(weights, (0, short))

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.choice_events import ChoiceDelta, ChoiceEnd, ChoiceEvent, usage_of
+from router.choice_events import INLINE_POSITIONS, ChoiceDelta, ChoiceEnd, ChoiceEvent, usage_of
 from router.generation import GenerationError
 from router.http.errors import http_error, internal_error
 from router.http.formats import AnswerFormat, Chunk, WholeChoice, running_usage, usage_body
@@ -86,9 +86,14 @@ class WholeAnswer(GenerationResponse):
                 else:
                     ends[event.choice] = event
         choices = [_whole_choice(deltas[index], end) for index, end in sorted(ends.items())]
-        usage = usage_of(self.prepared, [choice.end for choice in choices])
-        body = self.form.whole(choices, usage_body(usage))
-        await Response(to_json(body), media_type="application/json")(scope, receive, send)
+        usage = usage_body(usage_of(self.prepared, [choice.end for choice in choices]))
+
+        def write() -> bytes:
+            return to_json(self.form.whole(choices, usage))
+
+        positions = sum(len(choice.shown) + len(choice.end.prompt_logprobs) for choice in choices)
+        body = write() if positions <= INLINE_POSITIONS else await asyncio.to_thread(write)
+        await Response(body, media_type="application/json")(scope, receive, send)
 
 
 def _whole_choice(deltas: Sequence[ChoiceDelta], end: ChoiceEnd) -> WholeChoice:

@@ -13,7 +13,7 @@ import grpc
 
 from kvrelay.v1 import inference_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceServicer
-from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
+from router.choice_events import INLINE_POSITIONS, ChoiceDelta, ChoiceEnd, usage_of
 from router.door_metrics import DoorMetrics
 from router.errors import InvalidRequestError
 from router.generation import GenerationError
@@ -65,7 +65,11 @@ class InferenceDoor(InferenceServicer):
                             ends.append(event)
                             last = len(ends) == prepared.num_choices
                             usage = usage_of(prepared, ends) if last else None
-                            await context.write(writer.end(event, usage))
+                            if len(event.prompt_logprobs) <= INLINE_POSITIONS:
+                                end = writer.end(event, usage)
+                            else:
+                                end = await asyncio.to_thread(writer.end, event, usage)
+                            await context.write(end)
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context

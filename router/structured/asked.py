@@ -112,7 +112,7 @@ class StructuredFields(BaseModel):
         default=None, description=asked("What an answer is.", "an object", "text")
     )
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description=asked("What an answer matches.", "an object with one member", "nothing")
+        default=None, description=asked("What an answer matches.", "one of its fields", "anything")
     )
     guided_json: dict[str, Any] | bool | str | None = Field(
         default=None,

@@ -47,7 +47,7 @@ def test_every_field_and_call_has_a_comment(path: Path) -> None:
 
 def test_what_clients_see_says_range_default_and_unit() -> None:
     found = dict(described(ROOT / "proto/kvrelay/v1/inference.proto"))
-    answers = ("Response.", "LikelyToken.", "TokenLogprob.", "Model.")
+    answers = ("Response.", "LikelyToken.", "TokenLogprob.", "ToolCallDelta.", "Model.")
     wrong = [
         name
         for name, comment in found.items()

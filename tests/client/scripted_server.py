@@ -89,6 +89,20 @@ class Server(InferenceServicer):
         ids = [ord(letter) for letter in text]
         return inference_pb2.TokenizeResponse(token_ids=ids, max_model_len=4096)
 
+    def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        """The way back."""
+        self._note(request, context)
+        return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def GetModel(  # noqa: N802
+        self, request: inference_pb2.GetModelRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.Model:
+        """Any model."""
+        self._note(request, context)
+        return inference_pb2.Model(id=request.id, max_model_len=4096, created_unix_s=1)
+
     def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> inference_pb2.ListModelsResponse:

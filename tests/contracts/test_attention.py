@@ -140,7 +140,7 @@ def test_backends_are_found_by_file_name() -> None:
         create_backend("nope", CONFIG, TorchOps())
     with pytest.raises(ValueError, match="'cpu' needs ops 'cpu'"):
         create_backend("cpu", CONFIG, TorchOps())
-    with pytest.raises(ValueError, match="multiple of 16 .* not 24"):
+    with pytest.raises(ValueError, match=r"multiple of 16 .* not 24"):
         create_backend("cpu", replace(CONFIG, head_dim=24), cpu_ops())
 
 

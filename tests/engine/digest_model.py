@@ -132,7 +132,7 @@ class DigestModel:
                     keys, places = keys[seen:], places[seen:]
                     total = int((keys.double() * places).sum().item()) % MODULUS
                     rows[row] = logits_of(digest, total)
-            if self.nan is not None and self.nan in tokens[start:end]:
+            if self.nan in tokens[start:end] and end - 1 in rows:
                 for row in rows.keys() & set(range(start, end)):
                     rows[row][3] = torch.nan
                 # As with a real model: what it wrote is no number either.

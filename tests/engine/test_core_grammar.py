@@ -139,7 +139,7 @@ def test_handed_over(model: Decoder, grammars: GuidanceCompiler, alone: Answers)
     while waiting or decode.has_work():
         if waiting and (reservation := decode.reserve(waiting[0])) is not None:
             name = waiting.pop(0).request_id
-            skip = reservation.num_cached_tokens // 16
+            skip = reservation.num_unread_tokens // 16
             target[list(reservation.block_ids[skip:])] = source[blocks[name][skip:]]
             decode.adopt(name, first[name])
         answers.take(decode.step())

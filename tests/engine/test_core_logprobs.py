@@ -141,7 +141,7 @@ def test_over_the_handover(model: Decoder, peer: torch.nn.Module) -> None:
         name = wanted.request_id
         reservation = decode.reserve(wanted)
         assert reservation is not None
-        skip = reservation.num_cached_tokens // 16
+        skip = reservation.num_unread_tokens // 16
         target[list(reservation.block_ids[skip:])] = source[blocks[name][skip:]]
         with pytest.raises(ValueError, match="exactly where they are asked for"):
             decode.adopt(name, reports.tokens[name][0])

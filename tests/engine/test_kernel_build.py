@@ -102,9 +102,9 @@ def test_without_a_compiler_torch_serves_and_the_log_says_why(
     with caplog.at_level(logging.WARNING):
         models = [load_model(folder, kernel_cache=nothing_built) for _ in range(2)]
     assert [parts(model) for model in models] == [(TorchOps, SdpaAttention)] * 2
-    assert [record.message for record in caplog.records if "no C++ compiler" in record.message] == [
-        "the engine uses torch instead of its CPU kernels: no C++ compiler: none of c++, g++, clang++ is installed"
-    ]
+    reason = "no C++ compiler: none of c++, g++, clang++ is installed"
+    said = [record.message for record in caplog.records if "compiler" in record.message]
+    assert said == [f"the engine uses torch instead of its CPU kernels: {reason}"]
     answers = PagedModel(models[0]).greedy(PROMPTS, 10, 16)
     assert answers == PagedModel(load_model(folder, ops="torch")).greedy(PROMPTS, 10, 16)
     for settings in ({"ops": "cpu"}, {"attention_backend": "cpu"}):
@@ -176,9 +176,7 @@ def test_a_failed_build_leaves_torch_serving(
 
 def test_auto_means_torch_where_the_kernels_do_not_fit(folder: Path) -> None:
     assert parts(load_model(folder, dtype="bfloat16")) == (TorchOps, SdpaAttention)
-    with pytest.raises(
-        ValueError, match="'cpu' compute on device 'cpu' in float32, not on 'cpu' in torch.bfloat16"
-    ):
+    with pytest.raises(ValueError, match="in float32, not on 'cpu' in torch"):
         load_model(folder, dtype="bfloat16", ops="cpu")
     with pytest.raises(ValueError, match="'nope' do not exist; there are auto, torch, cpu"):
         load_model(folder, ops="nope")

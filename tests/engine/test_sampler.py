@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from engine.api import SamplingParams
+from engine.sampling.draws import exponentials, key_tensor
 from engine.sampling.sampler import Sampler
 from engine.sampling.truncation import truncate
 from tests.engine.sampling_rows import GREEDY, rules_at, sample
@@ -197,3 +198,42 @@ def test_rows_and_params_must_match() -> None:
 
 def test_no_rows() -> None:
     assert sample(torch.zeros(0, 4), [], []).tolist() == []
+
+
+@pytest.mark.parametrize("vocab", [5003, 49_152])
+@pytest.mark.parametrize("spread", [0.05, 3.0])
+def test_rows_over_large_vocabularies_are_those_drawn_alone(vocab: int, spread: float) -> None:
+    """Whatever stands beside them, wherever they lie in memory: the bits are the same."""
+    logits = torch.randn(14, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 300, "top_p": 0.999},
+        {"min_p": 0.02},
+        {"top_k": 20, "typical_p": 0.9},
+        {"top_p": 0.9999, "min_p": 1e-5},
+        {"temperature": 0.3},
+    ]
+    params = [replace(RANDOM, **{**kinds[row % 7], "seed": row}) for row in range(14)]
+    together = sample(logits, params, [3] * 14)
+    for row in range(14):
+        assert int(sample(logits[row : row + 1], params[row : row + 1], [3])[0]) == int(together[row])
+    # All of one kind fill a part of another size.
+    for kind in range(7):
+        same = [replace(RANDOM, **{**kinds[kind], "seed": row}) for row in range(14)]
+        rows = [kind, kind + 7]
+        both = sample(logits, same, [3] * 14)[rows]
+        assert torch.equal(both, together[rows])
+
+
+def test_the_bound_never_hides_the_winner() -> None:
+    """Drawing over all logarithms gives the same token."""
+    vocab = 20_000
+    logits = (
+        torch.randn(60, vocab, generator=torch.Generator().manual_seed(8)) * torch.linspace(0, 6, 60)[:, None]
+    )
+    rows = [replace(RANDOM, seed=seed) for seed in range(60)]
+    keys = key_tensor([rules_at(params, 0, vocab).key for params in rows], logits.device)
+    scores = logits - logits.amax(dim=-1, keepdim=True)
+    values = scores - exponentials(keys, torch.arange(vocab)[None]).log()
+    assert torch.equal(sample(logits, rows, [0] * 60), values.argmax(dim=-1))

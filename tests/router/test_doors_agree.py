@@ -38,6 +38,11 @@ HTTP_ALONE = {
     "safety_identifier": "no effect",
     "prompt_cache_key": "no effect",
     "metadata": "no effect",
+    "response_format": "OpenAI's form of structured_outputs",
+    "guided_json": "an older form of structured_outputs",
+    "guided_regex": "the same",
+    "guided_choice": "the same",
+    "guided_grammar": "the same",
 }
 GRPC_ALONE = {
     "chat": "an input",
@@ -47,11 +52,13 @@ GRPC_ALONE = {
     "prompt_options": "the same",
     "request_id": "HTTP has the header x-request-id",
     "trace": "OpenAI's answers have no timeline",
+    "named_tool": "in HTTP a form of tool_choice",
 }
 # The same parameter, described for other names or other types.
 RANGES_THAT_DIFFER = {
     "seed": "the message has an unsigned number, JSON any",
     "model": "the list of models has another name, and OpenAI's clients always send the model",
+    "tool_choice": "in HTTP it also names the tool",
 }
 
 
@@ -76,7 +83,13 @@ def http_fields(*models: type[BaseModel]) -> dict[str, FieldInfo]:
     return {name: field for model in models for name, field in model.model_fields.items()}
 
 
-GRPC = {**proto_fields("SamplingOptions"), **proto_fields("PromptOptions"), **proto_fields("GenerateRequest")}
+TOOLS = {name: field for name, field in proto_fields("Chat").items() if name != "messages"}
+GRPC = {
+    **proto_fields("SamplingOptions"),
+    **proto_fields("PromptOptions"),
+    **TOOLS,
+    **proto_fields("GenerateRequest"),
+}
 HTTP = http_fields(ChatCompletionRequest, CompletionRequest)
 SHARED = http_fields(SamplingOptions, ChatOptions)
 
@@ -92,7 +105,9 @@ def test_a_chat_takes_what_a_plain_prompt_takes() -> None:
     chat, plain = ChatCompletionRequest.model_fields.keys(), CompletionRequest.model_fields.keys()
     assert plain - chat == {"prompt", "best_of", "echo"}
     template = ChatOptions.model_fields.keys() - plain
-    assert chat - plain == {"messages", "max_completion_tokens", "top_logprobs", *template}
+    tools = TOOLS.keys() - {"named_tool"}
+    names = {"messages", "max_completion_tokens", "top_logprobs", "include_reasoning"}
+    assert chat - plain == {*names, *template, *tools}
 
 
 def test_tokenizing_takes_what_makes_a_prompt() -> None:
@@ -100,13 +115,18 @@ def test_tokenizing_takes_what_makes_a_prompt() -> None:
     assert options == ChatOptions.model_fields.keys()
     assert options <= TokenizeRequest.model_fields.keys()
     own = proto_fields("TokenizeRequest").keys() - {"chat", "prompt_options"}
-    assert own == TokenizeRequest.model_fields.keys() - options - {"messages"}
+    # Tools are in gRPC a part of the chat.
+    assert own == TokenizeRequest.model_fields.keys() - options - {"messages", "tools"}
 
 
 def test_the_sdk_takes_what_grpc_takes() -> None:
     inputs = {"prompt", "chat", "token_ids", "sampling", "prompt_options"}
-    assert get_type_hints(GenerateOptions).keys() - {"timeout"} == GRPC.keys() - inputs
-    assert get_type_hints(PromptOptions).keys() == proto_fields("PromptOptions").keys()
+    # Of structured_outputs each form is an option.
+    forms = proto_fields("StructuredOutputs").keys()
+    taken = (GRPC.keys() - inputs - {"structured_outputs"}) | forms
+    assert get_type_hints(GenerateOptions).keys() - {"timeout"} == taken
+    making = proto_fields("PromptOptions").keys() | TOOLS.keys() - {"parallel_tool_calls"}
+    assert get_type_hints(PromptOptions).keys() == making
     for name in get_type_hints(GenerateOptions):
         described = (PromptOptions.__doc__ or "") + (GenerateOptions.__doc__ or "")
         assert re.search(rf"^ {{8}}{name}: \S", described, re.MULTILINE), name

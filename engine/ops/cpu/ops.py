@@ -17,6 +17,8 @@ PANEL = 32
 """Columns of a panel of packed weights, as in kernels.cpp."""
 
 _MAX_VIEWS = 1024
+_MAX_KEPT = 1 << 24
+"""Numbers of a result; larger ones, such as the logits of whole prompts, are rare and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Buffers:
         found = self._views.get((rows, width))
         if found is not None:
             return found
+        if rows * width > _MAX_KEPT:
+            fresh = torch.empty(rows, width)
+            return fresh, fresh.data_ptr()
         memory = self._memory.get(width)
         if memory is None or memory.shape[0] < rows:
             # By halves, so that slowly growing batches do not allocate at every step.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from router.choice_events import INLINE_POSITIONS
 from router.generation import TokenLogprobs
+from router.http.logprobs import LogprobsWriter
 from tests.router.doors import MODEL, Doors
 from tests.support.http_calls import post, post_stream
 from tests.support.scripted_dispatcher import Script, logprobs_at, says
@@ -178,3 +181,18 @@ async def test_an_echo_may_ask_for_fewer_than_the_prompts(doors: Doors) -> None:
     (choice,) = (await post(doors.client, TEXT, asked))["choices"]
     assert len(choice["logprobs"]["top_logprobs"][1]) == 2
     assert len(choice["prompt_logprobs"][1]) == 4
+
+
+async def test_many_positions_are_written_beside_the_event_loop(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def watched(self: LogprobsWriter, *_: Any) -> list[Any]:
+        threads.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr(LogprobsWriter, "prompt", watched)
+    for length in (INLINE_POSITIONS + 1, INLINE_POSITIONS + 2):
+        await post(doors.client, TEXT, text(prompt=[[97] * length], prompt_logprobs=0, max_tokens=0))
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]

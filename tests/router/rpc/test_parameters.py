@@ -82,6 +82,13 @@ async def test_logprobs(doors: Doors) -> None:
     assert (second.token_id, second.token, len(second.top)) == (ord("i"), b"i", 2)
 
 
+async def test_a_long_prompt_has_all_of_them(doors: Doors) -> None:
+    token_ids = inference_pb2.TokenIds(ids=[97] * 300)
+    sampling = Sampling(prompt_logprobs=1, max_tokens=0)
+    (last,) = await generate(doors, Request(token_ids=token_ids, sampling=sampling))
+    assert [each.token_id for each in last.prompt_logprobs] == [97] * 299
+
+
 async def test_what_is_not_asked_is_not_sent(doors: Doors) -> None:
     responses = await generate(doors, Request(prompt="hi"))
     assert not any(response.logprobs or response.prompt_logprobs for response in responses)
