@@ -11,32 +11,32 @@ from benchmarks.client_checks.checks import Checks, Target, command, expect
 REQUESTS = 5
 
 
-def benchmark(target: Target, name: str, *arguments: str) -> list[Any]:
+def benchmark(target: Target, name: str, profile: str) -> list[Any]:
     """Runs one; returns its report's benchmarks."""
-    folder = Path(target.folder) / name
-    folder.mkdir()
+    report = Path(target.folder) / f"{name}.json"
+    backend = f"kind=openai_http,target={target.http_url},model={target.model}"
     command(
         [
-            *("guidellm", "benchmark", "run", "--target", target.http_url, "--model", target.model),
-            *("--processor", target.model_dir, "--data", "prompt_tokens=32,output_tokens=8"),
-            *("--max-requests", str(REQUESTS), "--output-dir", str(folder), "--outputs", "json"),
-            *("--disable-console", *arguments),
-        ],
-        {"HF_HUB_OFFLINE": "1"},
+            *("guidellm", "run", "--backend", backend, "--profile", profile),
+            *("--tokenizer", f"kind=huggingface_auto,model={target.model_dir}"),
+            *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
+            *("--constraint", f"kind=max_requests,count={REQUESTS}"),
+            *("--output", f"kind=json,path={report}", "--disable-console"),
+        ]
     )  # fmt: skip
-    found: list[Any] = json.loads(next(folder.rglob("*.json")).read_text())["benchmarks"]
+    found: list[Any] = json.loads(report.read_text())["benchmarks"]
     return found
 
 
 def main() -> None:
     """All checks."""
     checks, target = Checks(), Target.from_arguments()
-    for name, arguments in (
-        ("chat, one at a time", ("--profile", "synchronous")),
-        ("chat, 3 at once", ("--profile", "concurrent", "--rate", "3")),
+    for name, profile in (
+        ("one at a time", "kind=synchronous"),
+        ("three at once", "kind=concurrent,streams=3"),
     ):
-        with checks(name):
-            (found,) = benchmark(target, name.replace(" ", "-"), *arguments)
+        with checks(f"chat, {name}"):
+            (found,) = benchmark(target, name.replace(" ", "-"), profile)
             totals = found["metrics"]["request_totals"]
             expect(totals["successful"] == REQUESTS and not totals["errored"], totals)
 
