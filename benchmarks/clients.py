@@ -31,6 +31,8 @@ from cluster.model_store.store import resolve
 from tests.support.live_cluster import live_cluster
 
 CLIENT_LIMIT_S = 1800.0
+# The demo model's template does not say how it writes tool calls; what is required of it, it writes anyway.
+SETTINGS = {"router": {"tool_parser": "hermes"}}
 LOG_LINES = 15
 # Clients that would talk to anyone else are told not to; none of this changes what they send here.
 QUIET = {
@@ -116,7 +118,7 @@ def main(
     table = Table("client", "version", "checks that hold", "verdict", title="Clients")
     with tempfile.TemporaryDirectory() as files:
         (deployment := Path(files) / "deployment").mkdir()
-        with live_cluster(deployment, {"model": str(folder)}) as cluster:
+        with live_cluster(deployment, {"model": str(folder), **SETTINGS}) as cluster:
             for name in names:
                 (own := Path(files) / name).mkdir()
                 state = cluster.state

@@ -71,7 +71,7 @@ def main() -> None:
         # One call at least, and the turn after its result.
         call = [use_tools(add(), tool_choice="any"), generate(tool_calls="single")]
         solver = [*call, use_tools([]), generate()]
-        config = GenerateConfig(temperature=0, max_tokens=100)
+        config = GenerateConfig(temperature=0, max_tokens=100, parallel_tool_calls=False)
         log = run(Task(MemoryDataset([Sample("Add 2 and 3.")]), solver=solver, config=config))
         calls = [call for m in log.samples[0].messages for call in getattr(m, "tool_calls", None) or []]
         expect([call.function for call in calls] == ["add"], calls)

@@ -44,8 +44,8 @@ def main() -> None:
         joined = "".join(str(chunk.content) for chunk in chat.stream(QUESTION))
         expect(joined == answer, joined)
     with checks("batch"):
-        found = [message.content for message in chat.batch([QUESTION] * 4)]
-        expect(found == [answer] * 4, found)
+        contents = [message.content for message in chat.batch([QUESTION] * 4)]
+        expect(contents == [answer] * 4, contents)
     with checks("completion model"):
         expect(OpenAI(max_tokens=8, **common).invoke("One, two,"), "nothing")
     with checks("logprobs"):
@@ -56,8 +56,9 @@ def main() -> None:
         animal = long.with_structured_output(Animal, method="json_schema").invoke("Describe a cat.")
         expect(isinstance(animal, Animal), animal)
     with checks("structured output, function_calling"):
-        animal = long.with_structured_output(Animal, method="function_calling").invoke("Describe a cat.")
-        expect(isinstance(animal, Animal), animal)
+        called = long.with_structured_output(Animal, method="function_calling", include_raw=True)
+        found = called.invoke("Describe a cat.")
+        expect(isinstance(found["parsed"], Animal), found)
     with checks("tool call and its result"):
         message = long.bind_tools([multiply], tool_choice="required").invoke("What is 2 times 4?")
         call = message.tool_calls[0]

@@ -45,7 +45,7 @@ def test_a_script_beside_it_finds_the_package() -> None:
 
 def test_a_runner_serves_and_rests(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "model")
-    settings = f'{{"model_dir": "{model}", "threads": 1, "ops": "torch", "num_blocks": 64}}'
+    settings = f'{{"model_dir": "{model}", "threads": 1, "ops": "torch", "num_blocks": 96}}'
     runner = Runner(Command("own", Path(sys.executable), "kvrelay", (settings,), {}), tmp_path / "log")
     try:
         runner.wait_ready()
