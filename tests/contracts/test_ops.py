@@ -191,6 +191,16 @@ def test_int8_zeros(ops: Ops) -> None:
     assert not ops.linear(torch.zeros(3, 70), packed).any()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 15, 17, 63, 64, 69])
+def test_int8_hides_nothing_that_is_no_number(ops: Ops, value: float, at: int) -> None:
+    packed, hidden = ops.pack(quantize(normal(40, 70))), normal(3, 70, seed=1)
+    hidden[1, at] = value
+    finite = ops.linear(hidden, packed).isfinite()
+    assert not finite[1].any()
+    assert finite[[0, 2]].all()
+
+
 def test_int8_bits_are_those_of_every_cpu() -> None:
     """Sums of integers are exact, so that only the order of the groups counts, and that is one."""
     linears = [IMPLEMENTATIONS[name]() for name in CPU]

@@ -361,8 +361,12 @@ void quantise_row(const float* x, long n, int8_t* q, float* scales, int32_t* zer
     long count = std::min(GROUP, n - g * GROUP);
     float values[GROUP] = {};
     std::memcpy(values, x + g * GROUP, count * sizeof(float));
-    F largest{};
-    for (long i = 0; i < GROUP; i += W) largest = vmax(largest, vmax(load(values + i), -load(values + i)));
+    F largest{}, nothing{};
+    for (long i = 0; i < GROUP; i += W) {
+      F v = load(values + i);
+      largest = vmax(largest, vmax(v, -v));
+      nothing += v - v;
+    }
     float peak = max_lanes(largest), inverse = peak > 0 ? 127.0f / peak : 0.0f;
     int32_t sum = 0;
     for (long i = 0; i < GROUP; ++i) {
@@ -374,7 +378,8 @@ void quantise_row(const float* x, long n, int8_t* q, float* scales, int32_t* zer
       q[g * GROUP + i] = value;
       sum += value;
     }
-    scales[g] = peak / 127.0f;
+    // What is no number has no int8, and a maximum passes over it: the scale tells of it.
+    scales[g] = peak / 127.0f + sum_lanes(nothing);
     // Weights are stored with 128 added: this takes it off again.
     zeros[g] = -128 * sum;
   }
