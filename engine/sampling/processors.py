@@ -99,6 +99,8 @@ def _penalise(logits: torch.Tensor, rules: Sequence[TokenRules]) -> None:
     presence = spread(rule.params.presence_penalty for _, rule, _ in penalised)
     values = logits[index]
     values = torch.where(values > 0, values / repetition, values * repetition)
+    # Penalties near 0 make some infinite, and what is infinite cannot be drawn from.
+    values.clamp_(max=torch.finfo(values.dtype).max)
     values -= frequency * counts
     values -= presence * (counts > 0)
     logits[index] = values

@@ -198,6 +198,19 @@ def test_a_row_with_nothing_left_is_stuck_alone() -> None:
     assert set(sampled.logprobs) == {1}
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+@pytest.mark.parametrize("penalty", [1e-38, 3e38])
+def test_penalties_however_far_off_leave_something_to_draw_from(top_p: float, penalty: float) -> None:
+    params = replace(GREEDY, temperature=1.0, top_p=top_p, repetition_penalty=penalty, logprobs=1)
+    logits = logits_of(6)
+    seen = logits[0].topk(logits.shape[1] // 2).indices.tolist()
+    sampled = Sampler().sample(logits, [rules_of(params, seen, [])])
+    assert not sampled.not_numbers
+    assert not sampled.stuck
+    (token_id,) = sampled.token_ids
+    assert token_id in seen if penalty < 1 else token_id < logits.shape[1]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_rows_that_are_not_numbers_are_named(value: float) -> None:
     logits = logits_of(5, 3)
