@@ -98,10 +98,12 @@ class SwapSpace:
         if not num_tokens or len(blocks) > self.total - self.used or not self._pays(len(blocks), num_tokens):
             return None
         slots = tuple(self._take() for _ in blocks)
-        start = self._clock()
-        self._host.save(blocks, slots)
-        self._measured(len(blocks), start)
-        self.blocks_out_total += len(blocks)
+        # All may lie behind a short window: then there is nothing to copy, nor to compute again.
+        if slots:
+            start = self._clock()
+            self._host.save(blocks, slots)
+            self._measured(len(blocks), start)
+            self.blocks_out_total += len(blocks)
         return SwappedKv(slots, num_tokens, first_block)
 
     def load(self, kept: SwappedKv, blocks: Sequence[int], skip: int) -> None:

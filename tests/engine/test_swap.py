@@ -44,6 +44,15 @@ def test_nothing_is_copied_where_the_cache_holds_all() -> None:
     assert (host.loaded, space.used) == ([], 0)
 
 
+def test_a_context_that_lies_behind_its_window_whole_is_kept_without_a_copy() -> None:
+    host = ListedHost(4)
+    space = SwapSpace(host, lambda: None, Clock())
+    kept = space.save([], num_tokens=8, first_block=2)
+    assert kept is not None
+    space.load(kept, [0, 0, 5], skip=0)
+    assert (kept.num_tokens, host.saved, host.loaded, space.used) == (8, [], [], 0)
+
+
 def test_what_does_not_fit_is_not_kept() -> None:
     space = SwapSpace(ListedHost(2), lambda: None, Clock())
     assert space.save([1, 2, 3], num_tokens=9) is None
