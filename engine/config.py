@@ -25,8 +25,8 @@ class EngineConfig:
         max_running: most sequences in one step.
         prefill_chunk: most prompt tokens of one sequence in one step.
         max_decode_slowdown: a step with prompt tokens takes at most so many times as long as it would
-            without them, by estimate, while sequences decode that ran before those prompts came; at least
-            1, 0 for no bound. Lower protects TPOT, higher brings prompts in sooner.
+            without them, by estimate, while sequences decode that ran before those prompts came; 1 to
+            1000, 0 for no bound. Lower protects TPOT, higher brings prompts in sooner.
         swap_memory_bytes: host memory for the KV of preempted sequences; 0 has it computed again always.
         threads: torch intra-op threads; 0 leaves torch's default.
         enable_prefix_cache: whether finished blocks are kept for prefix hits.

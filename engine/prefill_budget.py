@@ -15,19 +15,24 @@ from __future__ import annotations
 from engine.sequence import Sequence
 from engine.step_cost import StepCost
 
+MAX_SLOWDOWN = 1000
+"""A bound so loose that it is none."""
+
 
 class PrefillBudget:
     """The budget of one step after the other.
 
     Args:
         cost: estimates.
-        max_decode_slowdown: at least 1; 0 for no bound.
+        max_decode_slowdown: from 1 to `MAX_SLOWDOWN`; 0 for no bound.
         burst_tokens: prompt tokens that decodes bear, from their start on, of prompts that came with them.
     """
 
     def __init__(self, cost: StepCost, max_decode_slowdown: float, burst_tokens: int) -> None:
-        if max_decode_slowdown != 0 and not max_decode_slowdown >= 1:
-            raise ValueError(f"max_decode_slowdown must be 0 or at least 1, not {max_decode_slowdown}")
+        if max_decode_slowdown != 0 and not 1 <= max_decode_slowdown <= MAX_SLOWDOWN:
+            raise ValueError(
+                f"max_decode_slowdown must be 0 (no bound) or from 1 to {MAX_SLOWDOWN}, not {max_decode_slowdown}"
+            )
         self._cost = cost
         self._slowdown = max_decode_slowdown
         self._burst_tokens = burst_tokens
