@@ -188,8 +188,11 @@ class RequestTable:
 
     async def _compile(self, attempt: _Attempt) -> bool:
         """Compiles the request's grammar; False where the request is over, by that or meanwhile."""
+        grammars = self._runtime.grammars
         try:
-            attempt.grammar = await self._runtime.grammars.compiled(attempt.sequence)
+            attempt.grammar = grammar = await grammars.compiled(attempt.sequence)
+            if grammar is not None and await grammars.is_answered(attempt.sequence, grammar):
+                self._end(attempt, common_pb2.FINISH_REASON_STOP)
         except RefusedError as refused:
             self._runtime.metrics.refused(refused.refusal)
             self._end(attempt, error=WorkFailedError(_KIND_OF[refused.refusal], str(refused)))
@@ -205,7 +208,7 @@ class RequestTable:
                 needs_grammar = attempt.sequence.sampling.grammar is not None
                 if needs_grammar and not await self._compile(attempt) and not handover.stopped:
                     # It only tells the prefill worker then.
-                    handover.stop("the grammar was refused")
+                    handover.stop("the request ended with its grammar")
                 await handover.run()
             except WorkFailedError as error:
                 self._handover_failed(attempt, error)

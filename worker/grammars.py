@@ -51,6 +51,29 @@ class Grammars:
         finally:
             self._waiting -= 1
 
+    async def is_answered(self, request: EngineRequest, grammar: CompiledGrammar) -> bool:
+        """Whether the tokens that a request resumes are its whole answer: nothing can follow but an EOS.
+
+        The attempt before ended with them, but nobody was told. The engine would look for one token more,
+        and a model without EOS has none.
+
+        Raises:
+            RefusedError: INVALID, the tokens do not match.
+        """
+        if not request.resumed_token_ids:
+            return False
+
+        def follow() -> bool:
+            matcher = grammar.start()
+            for token_id in request.resumed_token_ids:
+                matcher.advance(token_id)
+            return matcher.is_complete
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, follow)
+        except GrammarError as error:
+            raise RefusedError(Refusal.INVALID, str(error)) from error
+
     def close(self) -> None:
         """Ends the threads after what they are at."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -20,6 +20,7 @@ from tests.support.aggregated import aggregated_outputs
 from tests.support.pair import Pair, worker_pair
 from tests.support.requests import PREFILL_CHUNK, prompt, work_request
 from tests.support.router_client import Reply
+from tests.support.tiny_models import tiny_llama
 from worker.requests import logprobs_message
 
 WorkError = decode_pb2.WorkError
@@ -115,6 +116,34 @@ async def test_a_grammar_after_a_failover(model_dir: Path) -> None:
             for remote in (False, True):
                 again.attempt += 1
                 assert (await _reply(pair, again, remote)).tokens == whole[given:]
+        await pair.quiet()
+
+
+@pytest.mark.parametrize("has_eos", [True, False])
+async def test_a_whole_answer_that_is_resumed_ends_as_it_is(tmp_path: Path, has_eos: bool) -> None:
+    """The worker was lost between its last token and its end. There may be no EOS that could follow."""
+    folder = tiny_llama(tmp_path)
+    if not has_eos:
+        for name in ("config.json", "generation_config.json"):
+            settings = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**settings, "eos_token_id": None}))
+    grammar = common_pb2.Grammar(regex="[a-f]{6}")
+    async with worker_pair(folder) as pair:
+        request = work_request("r", prompt(20), max_tokens=30, grammar=grammar)
+        whole = (await _reply(pair, request, remote=True)).tokens
+        assert len(whole) == 6
+        for remote in (False, True):
+            again = work_request(
+                f"r{remote}", prompt(20), attempt=2, max_tokens=30, grammar=grammar, resumed=whole
+            )
+            reply = await _reply(pair, again, remote)
+            assert reply.end is not None
+            assert (reply.end.finish_reason, reply.tokens) == (common_pb2.FINISH_REASON_STOP, [])
+            await pair.quiet()
+        wrong = work_request("wrong", prompt(20), attempt=2, grammar=grammar, resumed=list(b"xyz"))
+        reply = await _reply(pair, wrong, remote=False)
+        assert reply.end is not None
+        assert reply.end.error.kind == WorkError.KIND_INVALID
         await pair.quiet()
 
 
