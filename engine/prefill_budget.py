@@ -31,7 +31,8 @@ class PrefillBudget:
     def __init__(self, cost: StepCost, max_decode_slowdown: float, burst_tokens: int) -> None:
         if max_decode_slowdown != 0 and not 1 <= max_decode_slowdown <= MAX_SLOWDOWN:
             raise ValueError(
-                f"max_decode_slowdown must be 0 (no bound) or from 1 to {MAX_SLOWDOWN}, not {max_decode_slowdown}"
+                f"max_decode_slowdown must be 0 (no bound) or from 1 to {MAX_SLOWDOWN}, "
+                f"not {max_decode_slowdown}"
             )
         self._cost = cost
         self._slowdown = max_decode_slowdown
