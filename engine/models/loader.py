@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ from engine.models.weights import (
 from engine.ops.base import HeadNorms, Linear, Norm, Ops
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.ops.registry import select_ops
+from engine.quantization.int8 import Int8Weight
 from engine.quantization.registry import quantization as quantization_of
 
-Pack = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -87,16 +88,29 @@ def load_model(
         attention = create_backend(attention_backend, config, arithmetic)
         checkpoint = read_checkpoint(model_dir)
         check_weights(checkpoint, config)
-
-        def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-            return arithmetic.pack(store(weight), bias)
-
         with ExitStack() as stack:
-            weights = _assemble(config, _Reader(checkpoint, kind, device, stack), pack)
+            reader = _Reader(checkpoint, kind, device, stack)
+            weights = _assemble(config, reader, _Packer(arithmetic, store))
         return Decoder(config, weights, arithmetic, attention)
 
     model, later = load(selection.ops), selection.later
     return model if later is None else UpgradingModel(model, lambda: load(later()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Lays weights out for `ops`, stored as `store` says."""
+
+    ops: Ops
+    store: Callable[[torch.Tensor], torch.Tensor | Int8Weight]
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """A linear layer."""
+        return self.ops.pack(self.store(weight), bias)
+
+    def exact(self, weight: torch.Tensor) -> Linear:
+        """One that is never quantised."""
+        return self.ops.pack(weight)
 
 
 class _Reader:
@@ -145,22 +159,22 @@ class _Reader:
         return tensor
 
 
-def _assemble(config: ModelConfig, reader: _Reader, pack: Pack) -> DecoderWeights:
+def _assemble(config: ModelConfig, reader: _Reader, packer: _Packer) -> DecoderWeights:
     embedding = reader.plain(EMBEDDING)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, reader, pack, layer) for layer in range(config.num_layers)),
+        layers=tuple(_layer(config, reader, packer, layer) for layer in range(config.num_layers)),
         final_norm=reader.norm(FINAL_NORM, config),
-        lm_head=pack(_lm_head(config, reader, embedding), None),
+        lm_head=packer.linear(_lm_head(config, reader, embedding)),
     )
 
 
-def _layer(config: ModelConfig, reader: _Reader, pack: Pack, layer: int) -> LayerWeights:
+def _layer(config: ModelConfig, reader: _Reader, packer: _Packer, layer: int) -> LayerWeights:
     prefix, layout = layer_prefix(layer), config.layout
 
     def linear(modules: Sequence[str], biased: bool = False) -> Linear:
         bias = reader.plain(*(f"{prefix}{module}.bias" for module in modules)) if biased else None
-        return pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
+        return packer.linear(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
 
     def norm(name: str) -> Norm:
         return reader.norm(prefix + name, config)
@@ -170,7 +184,7 @@ def _layer(config: ModelConfig, reader: _Reader, pack: Pack, layer: int) -> Laye
     if experts is not None and layer in experts.layers:
         modules = [layout.expert_modules(expert) for expert in range(experts.count)]
         feed_forward = ExpertsWeights(
-            router=reader.plain(f"{prefix}{layout.router}.weight").t().contiguous(),
+            router=packer.exact(reader.plain(f"{prefix}{layout.router}.weight")),
             gate_up=tuple(linear((gate, up)) for gate, up, _ in modules),
             down=tuple(linear((down,)) for _, _, down in modules),
             per_token=experts.per_token,

@@ -17,14 +17,14 @@ class ExpertsWeights:
     """The experts of one layer. H hidden, E experts, I intermediate size of one.
 
     Attributes:
-        router: [H, E], in the model's dtype: choosing is too brittle for anything coarser.
+        router: H to E, never quantised: choosing is too brittle for anything coarser.
         gate_up: for each expert H to 2 I.
         down: for each expert I to H.
         per_token: experts that each token goes to.
         normalized: whether the weights of a token's experts are made to sum to 1.
     """
 
-    router: torch.Tensor
+    router: Linear
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     per_token: int
@@ -38,9 +38,8 @@ def run_experts(
 
     Tokens are sorted by expert, so that each expert that has any runs once over all of its own.
     """
-    shares, chosen = torch.softmax(hidden @ weights.router, dim=-1, dtype=torch.float32).topk(
-        weights.per_token, dim=-1
-    )
+    scores = torch.softmax(ops.linear(hidden, weights.router), dim=-1, dtype=torch.float32)
+    shares, chosen = scores.topk(weights.per_token, dim=-1)
     if weights.normalized:
         shares /= shares.sum(dim=-1, keepdim=True)
     experts, order = chosen.flatten().sort(stable=True)

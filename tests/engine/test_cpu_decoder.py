@@ -67,6 +67,17 @@ def test_bits_do_not_depend_on_blocks(model: Decoder, block_size: int) -> None:
     assert torch.equal(paged.prefill(paged.start(tokens, 0), 50), alone(model, tokens))
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe"])
+def test_bits_of_experts_do_not_depend_on_chunks(name: str, quantization: str, tmp_path: Path) -> None:
+    model = load_model(tiny_variety(tmp_path, name), ops="cpu", quantization=quantization)
+    assert isinstance(model, Decoder)
+    tokens = prompt(120, 3)
+    for chunk in (1, 7, 50):
+        paged = PagedModel(model)
+        assert torch.equal(paged.prefill(paged.start(tokens, 0), chunk), alone(model, tokens))
+
+
 def test_bits_do_not_depend_on_the_batch(model: Decoder) -> None:
     """Long and short contexts, decodes and chunks side by side, against each alone."""
     prompts = [prompt(length, length) for length in (290, 3, 64, 65, 130, 1, 257, 40)]

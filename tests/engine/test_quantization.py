@@ -11,9 +11,10 @@ from benchmarks.perplexity import MAX_INCREASE, perplexity, text_token_ids
 from cluster.model_store.progress import silent
 from cluster.model_store.store import resolve
 from engine.models.loader import load_model
-from engine.quantization.int8 import GROUP, quantize, round_inputs
+from engine.quantization.int8 import GROUP, Int8Weight, quantize, round_inputs
 from engine.quantization.registry import quantization
 from tests.support.paged import PagedModel
+from tests.support.tiny_families import tiny_variety
 from tests.support.tiny_models import tiny_llama
 
 
@@ -62,6 +63,21 @@ def test_torch_and_kernels_compute_the_same_int8_model(folder: Path) -> None:
     exact = plain.prefill(plain.start(tokens, 0), 50)
     assert (logits[0] - logits[1]).norm() < 0.5 * (logits[1] - exact).norm()
     assert 0.001 < (logits[1] - exact).norm() / exact.norm() < 0.15
+
+
+def test_the_choice_of_experts_is_not_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[torch.Size] = []
+
+    def store(weight: torch.Tensor) -> Int8Weight:
+        stored.append(weight.shape)
+        return quantize(weight)
+
+    monkeypatch.setattr("engine.models.loader.quantization_of", lambda _: store)
+    model = load_model(tiny_variety(tmp_path, "mixtral"), quantization="int8")
+    experts, hidden = model.config.experts, model.config.hidden_size
+    assert experts is not None
+    assert (2 * experts.intermediate_size, hidden) in stored
+    assert (experts.count, hidden) not in stored
 
 
 def test_int8_bits_do_not_depend_on_chunks(folder: Path) -> None:
