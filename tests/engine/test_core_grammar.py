@@ -17,7 +17,7 @@ from engine.grammar.guidance import GuidanceCompiler
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from tests.engine.digest_model import Answers, run_all
-from tests.support.engines import engine_over
+from tests.support.engines import engine_over, still_clock
 from tests.support.tiny_models import tiny_llama
 from tests.support.tiny_tokenizer import IM_END
 
@@ -113,14 +113,69 @@ def assert_same(answers: Answers, alone: Answers) -> None:
         assert answers.of(wanted.request_id) == alone.of(wanted.request_id)
 
 
-def test_batched_and_preempted(model: Decoder, grammars: GuidanceCompiler, alone: Answers) -> None:
-    engine, _ = engine_over(model, num_blocks=24, grammars=grammars, prefill_chunk=9, max_model_len=200)
+@pytest.mark.parametrize("swap_memory_bytes", [0, 1 << 24])
+def test_batched_and_preempted(
+    model: Decoder, grammars: GuidanceCompiler, alone: Answers, swap_memory_bytes: int
+) -> None:
+    engine, _ = engine_over(
+        model,
+        num_blocks=24,
+        grammars=grammars,
+        clock=still_clock,
+        prefill_chunk=9,
+        max_model_len=200,
+        swap_memory_bytes=swap_memory_bytes,
+    )
     for wanted in REQUESTS:
         engine.submit(wanted)
     answers, outputs = run_all(engine)
     assert not any(output.failures for output in outputs)
-    assert engine.stats().preemptions_total > 0
+    stats = engine.stats()
+    assert stats.preemptions_total > 0
+    assert stats.swaps_total == (stats.preemptions_total if swap_memory_bytes else 0)
+    assert stats.swap_blocks_used == 0
     assert_same(answers, alone)
+
+
+def test_handed_over_to_where_others_are_swapped_for_it(
+    model: Decoder, grammars: GuidanceCompiler, alone: Answers
+) -> None:
+    """Priorities, resumed answers, reservations and local prefills beside each other in a pool too small."""
+    prefill, source = engine_over(model, num_blocks=400, grammars=grammars)
+    decode, target = engine_over(
+        model, num_blocks=26, grammars=grammars, clock=still_clock, max_model_len=200, prefill_chunk=9
+    )
+    wanted = [
+        replace(each, priority=number % 3, resumed_token_ids=alone.of(each.request_id)[0][: number % 4])
+        for number, each in enumerate(REQUESTS)
+    ]
+    wanted = [each for each in wanted if len(alone.of(each.request_id)[0]) > 4]
+    handed, local = wanted[::2], wanted[1::2]
+    blocks: dict[str, list[int]] = {}
+    first: dict[str, int] = {}
+    for each in handed:
+        prefill.submit_prefill(each)
+    for output in run_all(prefill)[1]:
+        for ready in output.kv_ready:
+            blocks.setdefault(ready.request_id, []).extend(ready.new_block_ids)
+        first.update((token.request_id, token.token_id) for token in output.tokens)
+    answers = Answers()
+    for each in local:
+        decode.submit(each)
+    waiting = sorted(handed, key=lambda each: each.priority)
+    while waiting or decode.has_work():
+        answers.take(decode.step())
+        if waiting and (reservation := decode.reserve(waiting[0])) is not None:
+            name = waiting.pop(0).request_id
+            skip = reservation.num_unread_tokens // 16
+            target[list(reservation.block_ids[skip:])] = source[blocks[name][skip:]]
+            decode.adopt(name, first[name])
+    stats = decode.stats()
+    assert stats.swaps_total == stats.preemptions_total > 5
+    for each in wanted:
+        tokens, end = alone.of(each.request_id)
+        assert answers.of(each.request_id) == (tokens[len(each.resumed_token_ids) :], end)
+    assert_idle(decode)
 
 
 def test_handed_over(model: Decoder, grammars: GuidanceCompiler, alone: Answers) -> None:

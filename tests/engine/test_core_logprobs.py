@@ -15,7 +15,7 @@ from engine.core import LLMEngine
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from tests.engine.digest_model import run_all
-from tests.support.engines import engine_over
+from tests.support.engines import engine_over, still_clock
 from tests.support.tiny_models import tiny_llama
 
 _random = random.Random(11)
@@ -106,10 +106,23 @@ def test_equal_to_transformers(model: Decoder, peer: torch.nn.Module, settings: 
     check(peer, run(engine))
 
 
-def test_after_preemption(model: Decoder, peer: torch.nn.Module) -> None:
-    engine, _ = engine_over(model, num_blocks=14, max_model_len=112)
+@pytest.mark.parametrize("swap_memory_bytes", [0, 1 << 24])
+@pytest.mark.parametrize("prefill_chunk", [256, 7])
+def test_after_preemption(
+    model: Decoder, peer: torch.nn.Module, swap_memory_bytes: int, prefill_chunk: int
+) -> None:
+    engine, _ = engine_over(
+        model,
+        num_blocks=14,
+        clock=still_clock,
+        max_model_len=112,
+        swap_memory_bytes=swap_memory_bytes,
+        prefill_chunk=prefill_chunk,
+    )
     check(peer, run(engine))
-    assert engine.stats().preemptions_total > 0
+    stats = engine.stats()
+    assert stats.preemptions_total > 0
+    assert stats.swaps_total == (stats.preemptions_total if swap_memory_bytes else 0)
 
 
 def test_a_prompt_that_is_reported_takes_no_prefix_hits_but_leaves_its_blocks(

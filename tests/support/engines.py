@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,8 +16,17 @@ from engine.models.decoder import Decoder
 from prefix_index.hashing import ChainHasher
 
 
+def still_clock() -> float:
+    """A clock by which copies cost nothing, so that whatever is preempted and fits is swapped."""
+    return 0.0
+
+
 def engine_over(
-    model: Decoder, num_blocks: int = 100, grammars: GrammarCompiler | None = None, **settings: int | bool
+    model: Decoder,
+    num_blocks: int = 100,
+    grammars: GrammarCompiler | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: int | bool,
 ) -> tuple[LLMEngine, torch.Tensor]:
     """An engine that checks its invariants after each step, and its pool."""
     config = EngineConfig(
@@ -24,4 +35,4 @@ def engine_over(
         **settings,  # type: ignore[arg-type]
     )
     pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32)
-    return LLMEngine(model, pool, config, ChainHasher("tiny", config.block_size), grammars), pool
+    return LLMEngine(model, pool, config, ChainHasher("tiny", config.block_size), grammars, clock), pool
