@@ -43,8 +43,9 @@ def quantize(weight: torch.Tensor) -> Int8Weight:
 def round_inputs(hidden: torch.Tensor) -> torch.Tensor:
     """What is left of inputs [T, in] after quantisation; dtype and shape as given."""
     tokens, width = hidden.shape
-    padded = torch.nn.functional.pad(hidden.float(), (0, -width % GROUP)).view(tokens, -1, GROUP)
+    groups = -(-width // GROUP)
+    padded = torch.nn.functional.pad(hidden.float(), (0, groups * GROUP - width)).view(tokens, groups, GROUP)
     scales = padded.abs().amax(dim=2, keepdim=True) / _MAX
     steps = torch.where(scales > 0, scales, 1.0)
     rounded = (padded / steps).round_() * scales
-    return rounded.view(tokens, -1)[:, :width].to(hidden.dtype)
+    return rounded.view(tokens, groups * GROUP)[:, :width].to(hidden.dtype)
