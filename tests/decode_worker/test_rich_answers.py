@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import jsonschema
 import pytest
 
 from decode_worker.outbox import Answer, Outbox
+from engine.api import GrammarSpec
+from engine.grammar.base import CompiledGrammar
 from kvrelay.v1 import common_pb2, decode_pb2, worker_pb2
 from tests.support.aggregated import aggregated_outputs
 from tests.support.pair import Pair, worker_pair
@@ -161,17 +164,29 @@ async def test_values_out_of_range_are_refused_by_name(
 
 async def test_a_request_that_is_cancelled_while_its_grammar_is_compiled(model_dir: Path) -> None:
     async with worker_pair(model_dir) as pair:
-        slow = json.dumps({"enum": [f"{n:x}" * 7 for n in range(9000)]})
+        compiler = pair.decode_pace.assembly.grammars
+        assert compiler is not None
+        compile_now = compiler.compile
+        gate = threading.Event()
+
+        def compile_later(spec: GrammarSpec) -> CompiledGrammar:
+            gate.wait(30)
+            return compile_now(spec)
+
+        compiler.compile = compile_later  # type: ignore[method-assign]
         for remote in (False, True):
+            gate.clear()
             name = f"r{remote}"
             request = work_request(name, prompt(40))
             ticket = (await pair.prefill_link.start_prefill_of(request)).ticket if remote else None
-            request.sampling.grammar.json_schema = slow
+            request.sampling.grammar.regex = "[a-z]{100}"
             reply = pair.router.submit(request, ticket)
             pair.router.cancel(name)
-            assert (await pair.router.end_of(reply)).finish_reason == common_pb2.FINISH_REASON_CANCELLED
-            assert reply.ends == 1
-        await pair.quiet()
+            end = await pair.router.end_of(reply)
+            assert end.finish_reason == common_pb2.FINISH_REASON_CANCELLED
+            gate.set()
+            await pair.quiet()
+            assert (reply.ends, reply.tokens) == (1, [])
 
 
 async def test_large_answers_are_spread_over_messages() -> None:

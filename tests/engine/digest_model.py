@@ -132,8 +132,10 @@ class DigestModel:
                     keys, places = keys[seen:], places[seen:]
                     total = int((keys.double() * places).sum().item()) % MODULUS
                     rows[row] = logits_of(digest, total)
-            if self.nan in tokens[start:end] and end - 1 in rows:
-                for row in rows.keys() & set(range(start, end)):
+            spoiled = rows.keys() & set(range(start, end))
+            # Only where logits tell of it: what nobody can see in its step is not traced to its sequence.
+            if spoiled and self.nan is not None and self.nan in tokens[start:end]:
+                for row in spoiled:
                     rows[row][3] = torch.nan
                 # As with a real model: what it wrote is no number either.
                 for slot in slots[start:end]:

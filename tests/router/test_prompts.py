@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,7 @@ async def test_large_chats_are_rendered_beside_the_event_loop(
 
 async def test_a_template_that_never_ends_is_cut_off(tmp_path: Path) -> None:
     template = "{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}"
-    plain = served_model(tmp_path)
-    model = ServedModel("m", plain.tokenizer, ChatTemplate(template, {}, "test"), MAX_MODEL_LEN, 0)
+    model = replace(served_model(tmp_path), chat_template=ChatTemplate(template, {}, "test"))
     with pytest.raises(InvalidRequestError, match=f"more than {BOUND} characters"):
         await asyncio.wait_for(PromptReader(model).read(said("a" * 1000), None, None), 30)
 
