@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
-from engine.config import MAX_DECODE_SLOWDOWN
+from engine.config import DECODE_SLOWDOWN_LIMIT, MAX_DECODE_SLOWDOWN
 from router.config import ORIGIN
 from router.policies.registry import policy_names
 from router.reasoning.registry import reasoning_parser_names
@@ -247,7 +247,7 @@ class DeploymentSpec(_Section):
     max_decode_slowdown: float = Field(
         default=MAX_DECODE_SLOWDOWN,
         description="A step that also computes prompts takes at most so many times as long as without, while "
-        "answers that ran before are being written; at least 1, 0 for no bound.",
+        "answers that ran before are being written; 1 to 1000, 0 for no bound.",
     )
     prefill: PoolSpec = PoolSpec()
     decode: DecodePoolSpec = DecodePoolSpec()
@@ -280,8 +280,8 @@ class DeploymentSpec(_Section):
     @field_validator("max_decode_slowdown")
     @classmethod
     def _a_slowdown(cls, value: float) -> float:
-        if value != 0 and value < 1:
-            raise ValueError("needs at least 1, or 0 for no bound")
+        if value != 0 and not 1 <= value <= DECODE_SLOWDOWN_LIMIT:
+            raise ValueError(f"needs at least 1, or 0 for no bound, and at most {DECODE_SLOWDOWN_LIMIT}")
         return value
 
     @field_validator("max_model_len")

@@ -8,6 +8,9 @@ from pathlib import Path
 MAX_DECODE_SLOWDOWN = 1.35
 """Keeps p99 TPOT within 1.5 times its value without prompts, with some room for wrong estimates."""
 
+DECODE_SLOWDOWN_LIMIT = 1000
+"""Greatest `max_decode_slowdown`: a bound beyond it is none, which 0 says."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

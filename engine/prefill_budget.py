@@ -12,11 +12,9 @@ measured costs say. Three exceptions, all for throughput's sake:
 
 from __future__ import annotations
 
+from engine.config import DECODE_SLOWDOWN_LIMIT
 from engine.sequence import Sequence
 from engine.step_cost import StepCost
-
-MAX_SLOWDOWN = 1000
-"""A bound so loose that it is none."""
 
 
 class PrefillBudget:
@@ -24,14 +22,14 @@ class PrefillBudget:
 
     Args:
         cost: estimates.
-        max_decode_slowdown: from 1 to `MAX_SLOWDOWN`; 0 for no bound.
+        max_decode_slowdown: from 1 to `DECODE_SLOWDOWN_LIMIT`; 0 for no bound.
         burst_tokens: prompt tokens that decodes bear, from their start on, of prompts that came with them.
     """
 
     def __init__(self, cost: StepCost, max_decode_slowdown: float, burst_tokens: int) -> None:
-        if max_decode_slowdown != 0 and not 1 <= max_decode_slowdown <= MAX_SLOWDOWN:
+        if max_decode_slowdown != 0 and not 1 <= max_decode_slowdown <= DECODE_SLOWDOWN_LIMIT:
             raise ValueError(
-                f"max_decode_slowdown must be 0 (no bound) or from 1 to {MAX_SLOWDOWN}, "
+                f"max_decode_slowdown must be 0 (no bound) or from 1 to {DECODE_SLOWDOWN_LIMIT}, "
                 f"not {max_decode_slowdown}"
             )
         self._cost = cost

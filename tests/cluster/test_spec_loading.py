@@ -71,6 +71,7 @@ def test_a_file_and_options_over_it(tmp_path: Path) -> None:
         ("kv_memory: 4503599627370496", ["kv_memory: 4503599627370496", "at most 1125899906842624"]),
         ("swap_memory: some", ["swap_memory: 'some'", "GiB"]),
         ("max_decode_slowdown: 0.5", ["max_decode_slowdown: 0.5", "at least 1, or 0"]),
+        ("max_decode_slowdown: 1001", ["max_decode_slowdown: 1001", "at most 1000"]),
         ("decode: {threads: 1000}", ["decode.threads is 1000, but this machine has", "cores; at most"]),
         ("max_model_len: 1", ["max_model_len: 1", "at least 2"]),
         ("router: {http_port: 9000, grpc_port: 9000}", ["router: http_port and grpc_port are both 9000"]),
