@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
@@ -36,14 +36,21 @@ class Serving:
     Args:
         model: what is served.
         dispatcher: the router's core.
+        on_end: is told why each choice ended that a client gets.
 
     Attributes:
         active: client requests that are being prepared or run.
         draining: new requests are refused; set once, by the process's shutdown.
     """
 
-    def __init__(self, model: ServedModel, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        on_end: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.model = model
+        self._on_end = on_end
         self._preparer = Preparer(model)
         self._dispatcher = dispatcher
         self.active = 0
@@ -88,6 +95,8 @@ class Serving:
                     events = best_of(prepared, events)
                 async with aclosing(events):
                     async for event in events:
+                        if isinstance(event, ChoiceEnd):
+                            self._on_end(event.finish_reason)
                         yield event
 
     async def wait_idle(self) -> None:

@@ -121,8 +121,15 @@ def _renamed(error: InvalidRequestError) -> InvalidRequestError:
     return InvalidRequestError(error.message.replace(error.param, name), name, error.code)
 
 
-def template_message(message: inference_pb2.ChatMessage) -> dict[str, object]:
-    """A message under the names and in the form that templates read."""
+def template_message(message: inference_pb2.ChatMessage, param: str) -> dict[str, object]:
+    """A message under the names and in the form that templates read.
+
+    Args:
+        message: as received.
+        param: names it in errors.
+
+    Raises InvalidRequestError.
+    """
     optional = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
@@ -131,6 +138,11 @@ def template_message(message: inference_pb2.ChatMessage) -> dict[str, object]:
     given: dict[str, object] = {"role": message.role, "content": message.content}
     given.update({name: value for name, value in optional.items() if value})
     if message.tool_calls:
+        for index, call in enumerate(message.tool_calls):
+            for field in ("id", "name"):
+                if not getattr(call, field):
+                    name = f"{param}.tool_calls[{index}].{field}"
+                    raise InvalidRequestError(f"{name} must not be empty.", name, "missing_parameter")
         given["tool_calls"] = [
             ToolCall(
                 id=call.id,

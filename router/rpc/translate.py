@@ -51,13 +51,16 @@ def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeReq
 def _chat_of(chat: inference_pb2.Chat, options: ChatOptions) -> ChatPrompt:
     if not chat.messages:
         raise InvalidRequestError("chat.messages is empty.", "chat.messages", "empty_prompt")
+    messages: list[dict[str, object]] = []
     for position, message in enumerate(chat.messages):
+        name = f"chat.messages[{position}]"
         if not message.role:
-            param = f"chat.messages[{position}].role"
+            param = f"{name}.role"
             raise InvalidRequestError(f"{param} must not be empty.", param, "missing_parameter")
+        messages.append(template_message(message, name))
     calls = asked_calls(chat)
     tools = None if calls is None else calls.for_template()
-    return ChatPrompt(tuple(map(template_message, chat.messages)), "chat.messages", options, tools)
+    return ChatPrompt(tuple(messages), "chat.messages", options, tools)
 
 
 def prompt_options_of(message: inference_pb2.PromptOptions) -> ChatOptions:

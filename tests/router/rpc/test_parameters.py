@@ -127,6 +127,11 @@ async def test_the_sdk_gets_all_of_it(doors: Doors) -> None:
             await client.generate("hi", min_p=2.0)
 
 
+def _called(**call: str) -> inference_pb2.Chat:
+    said = inference_pb2.ChatMessage(role="assistant", tool_calls=[inference_pb2.ToolCall(**call)])
+    return inference_pb2.Chat(messages=[said])
+
+
 @pytest.mark.parametrize(
     ("request_", "says_"),
     [
@@ -146,6 +151,9 @@ async def test_the_sdk_gets_all_of_it(doors: Doors) -> None:
         (Request(prompt="a", prompt_options={"continue_final_message": True}), "continue_final_message"),
         (Request(chat=CHAT, prompt_options={"chat_template_kwargs": {"messages": 1}}), "messages"),
         (Request(prompt="a", cache_salt="s" * 257), "cache_salt"),
+        (Request(prompt="a", sampling=Sampling(stop=["s" * 1025])), "stop[0]"),
+        (Request(chat=_called(id="", name="f")), "chat.messages[0].tool_calls[0].id"),
+        (Request(chat=_called(id="c", name="")), "chat.messages[0].tool_calls[0].name"),
     ],
 )
 async def test_bad_values_are_named(doors: Doors, request_: Request, says_: str) -> None:
