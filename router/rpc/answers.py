@@ -24,6 +24,10 @@ def asked_of_answers(request: inference_pb2.GenerateRequest) -> AskedOfAnswers:
     answer = _asked_answer(request.structured_outputs) if request.HasField("structured_outputs") else None
     shows = not request.HasField("include_reasoning") or request.include_reasoning
     if request.WhichOneof("input") != "chat":
+        if request.HasField("include_reasoning"):
+            raise InvalidRequestError(
+                "include_reasoning is for a chat.", "include_reasoning", "invalid_value"
+            )
         return AskedOfAnswers(answer)
     goes_on = request.prompt_options.continue_final_message and request.chat.messages
     return AskedOfAnswers(
@@ -38,6 +42,10 @@ def asked_of_answers(request: inference_pb2.GenerateRequest) -> AskedOfAnswers:
 def _asked_answer(given: inference_pb2.StructuredOutputs) -> AskedAnswer:
     kind = given.WhichOneof("kind")
     param = f"structured_outputs.{kind}"
+    if given.strict and kind != "json_schema":
+        raise InvalidRequestError(
+            "structured_outputs.strict needs json_schema.", "structured_outputs.strict", "invalid_value"
+        )
     match kind:
         case "json_schema":
             return AskedAnswer("json_schema", given.json_schema, param, given.strict)

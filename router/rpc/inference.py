@@ -19,7 +19,7 @@ from router.errors import InvalidRequestError
 from router.generation import GenerationError
 from router.prepare import MAX_DETOKENIZED
 from router.rpc.status import RpcStatus, rpc_status
-from router.rpc.translate import ResponseWriter, client_request, prompt_of
+from router.rpc.translate import ResponseWriter, client_request, prompt_of, prompt_top_of
 from router.serving import Serving
 from router.text.tokenizer import INLINE_CHARACTERS
 from telemetry.logs import bind_request, fields
@@ -55,7 +55,7 @@ class InferenceDoor(InferenceServicer):
                     prepared.prompt_of(0),
                     self._serving.model.tokenizer.all_token_bytes,
                     num_top=asked.sampling.logprobs or 0,
-                    prompt_top=asked.sampling.prompt_logprobs,
+                    prompt_top=prompt_top_of(asked.sampling),
                 )
                 ends: list[ChoiceEnd] = []
                 async with aclosing(self._serving.run(prepared)) as events:

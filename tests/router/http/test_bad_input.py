@@ -159,6 +159,8 @@ NOT_BUILT: list[tuple[tuple[str, dict[str, Any]], str]] = [
     (chat(modalities=["text", "audio"]), "modalities"),
     (chat(store=True), "store"),
     (chat(chat_template="{{ 1 }}"), "chat_template"),
+    (text(vllm_xargs={"a": 1}), "vllm_xargs"),
+    (chat(prompt_cache_retention="24h"), "prompt_cache_retention"),
 ]
 
 NEUTRAL = [
@@ -167,7 +169,9 @@ NEUTRAL = [
         logprobs=None, echo=False, best_of=1, suffix=None, use_beam_search=False, stop=None, user="u",
         skip_special_tokens=True, metadata={"a": 1}, typical_p=1, priority=0,
         max_tokens=None, temperature=None, stream=False, stream_options=None,
-        seed=-1, top_k=-1, n=None,
+        seed=-1, top_k=-1, n=None, logits_processors=None, kv_transfer_params=None, vllm_xargs={},
+        guided_decoding_backend=None, guided_whitespace_pattern=None, mm_processor_kwargs=None,
+        prompt_cache_retention=None,
     ),
     text(best_of=2, n=2),
     text(stream=True, stream_options={"include_usage": False, "include_obfuscation": False, "frob": None}),
