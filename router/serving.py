@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -69,13 +70,21 @@ class Serving:
         return self._preparer
 
     async def prepare(self, request: ClientRequest) -> PreparedRequest:
-        """Raises InvalidRequestError, and GenerationError UNAVAILABLE while draining."""
+        """Raises InvalidRequestError, and GenerationError: UNAVAILABLE while draining, DEADLINE."""
         if self.draining:
             raise GenerationError(
                 ErrorKind.UNAVAILABLE, "This router is shutting down; try another.", DRAINING_RETRY_S
             )
+        left_s = None if request.deadline is None else request.deadline - time.time()
         with self._activity():
-            return await self._preparer.prepare(request)
+            try:
+                # A grammar may wait for others to be compiled.
+                async with asyncio.timeout(left_s):
+                    return await self._preparer.prepare(request)
+            except TimeoutError:
+                raise GenerationError(
+                    ErrorKind.DEADLINE, "the deadline passed while the request was prepared"
+                ) from None
 
     async def run(self, prepared: PreparedRequest) -> AsyncGenerator[ChoiceEvent, None]:
         """Yields the events of all choices as they come; each choice ends with its ChoiceEnd.
