@@ -146,7 +146,7 @@ def cluster_table(pairs: Mapping[Workload, Sequence[Pair]]) -> Table:
     """Both workloads, with and without the cluster."""
     table = Table(
         "workload", "tokens/s bare", "tokens/s cluster", "TTFT ms bare", "TTFT ms cluster",
-        title="Whole cluster over HTTP streams: median [least .. greatest]",
+        title=r"Whole cluster over HTTP streams: median \[least .. greatest]",
     )  # fmt: skip
     for workload, found in pairs.items():
         table.add_row(

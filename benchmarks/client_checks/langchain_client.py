@@ -7,7 +7,7 @@ from typing import Any, Literal
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from benchmarks.client_checks.checks import Checks, Target, expect
 
@@ -16,6 +16,8 @@ QUESTION = "Name three colours of the rainbow."
 
 class Animal(BaseModel):
     """An animal."""
+
+    model_config = ConfigDict(extra="forbid")  # or the model may add properties without end
 
     kind: Literal["cat", "dog", "bird"]
     legs: Literal[2, 4]

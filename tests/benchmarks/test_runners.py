@@ -19,6 +19,7 @@ from benchmarks.peers.gguf_files import write_gguf
 from benchmarks.peers.process import ROOT, Command, Runner, RunnerError
 from benchmarks.weights import bytes_read_per_token
 from tests.support.tiny_models import tiny_llama
+from tests.support.waiting import wait_until
 
 
 def own_environment() -> dict[str, str]:
@@ -50,9 +51,9 @@ def test_a_runner_serves_and_rests(tmp_path: Path) -> None:
     try:
         runner.wait_ready()
         (child,) = psutil.Process().children()
-        assert child.status() == psutil.STATUS_STOPPED
+        wait_until(lambda: child.status() == psutil.STATUS_STOPPED)
         first = runner.run([[5, 6, 7], [8, 9, 10]], 4)
-        assert child.status() == psutil.STATUS_STOPPED
+        wait_until(lambda: child.status() == psutil.STATUS_STOPPED)
         assert [len(answer) for answer in first.token_ids] == [4, 4]
         assert all(0 < a <= b for seconds in first.seconds for a, b in pairwise(seconds))
         assert runner.run([[5, 6, 7]], 4).token_ids == first.token_ids[:1]
