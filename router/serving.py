@@ -94,7 +94,9 @@ class Serving:
         """
         with self._activity():
             places = len(prepared.generations)
-            async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at, places) as admission:
+            priority = prepared.generations[0].priority
+            waiting = self._dispatcher.admit(prepared.deadline, prepared.arrived_at, places, priority)
+            async with waiting as admission:
                 attempts = [
                     self._choice(prepared, index, request, admission)
                     for index, request in enumerate(prepared.generations)

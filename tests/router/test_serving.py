@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.v1.common_pb2 import Timeline
+from router.admission import AdmissionQueue
 from router.answer_text import AnswerText, TextRules
 from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
 from router.generation import ErrorKind, GenerationError, GrammarSpec, ResolvedSampling
@@ -75,6 +76,24 @@ async def test_preparing_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytes
     assert serving.active == 0
     again = await serving.prepare(replace(request, deadline=None))
     assert again.generations[0].sampling.grammar == GrammarSpec("regex", "a")
+
+
+async def test_who_waits_comes_in_by_priority(tmp_path: Path) -> None:
+    serving, dispatcher = serving_of(tmp_path, HELLO)
+    dispatcher.queue = AdmissionQueue(max_running=1, max_queued=9)
+    request = await prepared(serving)
+
+    async def run(priority: int) -> None:
+        generation = replace(request.generations[0], priority=priority)
+        async with aclosing(serving.run(replace(request, generations=(generation,)))) as events:
+            async for _ in events:
+                pass
+
+    async with dispatcher.admit():
+        tasks = [asyncio.create_task(run(priority)) for priority in (5, -1, 2)]
+        await until(lambda: dispatcher.queue.queued == 3)
+    await asyncio.gather(*tasks)
+    assert [generation.request.priority for generation in dispatcher.generations] == [-1, 2, 5]
 
 
 @pytest.mark.parametrize("n", [1, 3])
