@@ -1,11 +1,12 @@
-"""The bounded queue in front of the dispatcher: so many generations run, so many requests wait, the rest is
-sent away."""
+"""The bounded queue in front of the dispatcher: so many generations run, so many requests wait by priority,
+the rest is sent away."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,13 +22,14 @@ _RATE_ENDS = 64
 class _Waiter:
     """A client request in the queue, and the places that it needs."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, priority: int) -> None:
         self.places = places
+        self.priority = priority
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class AdmissionQueue:
-    """First come, first served; a request takes a place for each of its generations.
+    """Lower priority first, equals in order of arrival; a request takes a place for each of its generations.
 
     Invariant: while somebody waits, fewer places are free than the first in the queue needs.
 
@@ -55,13 +57,17 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
+        self,
+        deadline: float | None = None,
+        arrived_at: float | None = None,
+        places: int = 1,
+        priority: int = 0,
     ) -> AsyncIterator[Admission]:
         """See `router.generation.Dispatcher.admit`."""
         queued_at = time.monotonic()
         # Otherwise a request larger than all there is would wait for ever.
         places = min(places, self._max_running)
-        await self._enter(deadline, places)
+        await self._enter(deadline, places, priority)
         try:
             now = time.monotonic()
             yield Admission(queued_at if arrived_at is None else arrived_at, now - queued_at)
@@ -69,8 +75,9 @@ class AdmissionQueue:
             self._ends.append(time.monotonic())
             self._leave(places)
 
-    async def _enter(self, deadline: float | None, places: int) -> None:
-        if not self._waiters and self._running + places <= self._max_running:
+    async def _enter(self, deadline: float | None, places: int, priority: int) -> None:
+        first = not self._waiters or priority < self._waiters[0].priority
+        if first and self._running + places <= self._max_running:
             self._running += places
             return
         if len(self._waiters) >= self._max_queued:
@@ -80,8 +87,9 @@ class AdmissionQueue:
                 "full",
                 self._retry_after_s(),
             )
-        waiter = _Waiter(places)
-        self._waiters.append(waiter)
+        waiter = _Waiter(places, priority)
+        place = bisect_right(self._waiters, priority, key=lambda other: other.priority)
+        self._waiters.insert(place, waiter)
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.time()):
                 await waiter.admitted

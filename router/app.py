@@ -44,7 +44,7 @@ class ConfigError(ValueError):
         self.key = key
 
 
-def _load_model(config: RouterConfig) -> ServedModel:
+def _load_model(config: RouterConfig, metrics: DoorMetrics) -> ServedModel:
     try:
         tokenizer = Tokenizer.load(config.model_dir)
         template = ChatTemplate.load(config.model_dir)
@@ -56,7 +56,9 @@ def _load_model(config: RouterConfig) -> ServedModel:
         chat_template=template,
         max_model_len=config.max_model_len,
         created=int(time.time()),
-        reading=ModelReading(tokenizer, template, config.tool_parser, config.reasoning_parser),
+        reading=ModelReading(
+            tokenizer, template, config.tool_parser, config.reasoning_parser, metrics.grammar
+        ),
     )
 
 
@@ -102,7 +104,6 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        model = _load_model(config)
         keys = _keys(config)
         try:
             self._core = RouterCore(config, _open_index(config))
@@ -110,8 +111,9 @@ class Router:
             raise
         except ValueError as error:
             raise ConfigError("policy", str(error)) from error
-        self.serving = Serving(model, self._core.dispatcher)
         metrics = DoorMetrics(self._core.metrics.registry)
+        model = _load_model(config, metrics)
+        self.serving = Serving(model, self._core.dispatcher, metrics.answered)
         app = create_app(
             self.serving, metrics, keys, config.max_body_bytes, self._fingerprint_of, config.cors_origins
         )
@@ -134,6 +136,7 @@ class Router:
 
     async def start(self) -> None:
         """Serves from now on. The addresses file is written last."""
+        await self.serving.model.reading.warm()
         await self._core.start()
         await self._admin.start()
         await self._admin.set_ready(True)

@@ -51,10 +51,14 @@ class ClusterDispatcher:
         )
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
+        self,
+        deadline: float | None = None,
+        arrived_at: float | None = None,
+        places: int = 1,
+        priority: int = 0,
     ) -> AbstractAsyncContextManager[Admission]:
         """See `router.generation.Dispatcher`."""
-        return self._queue.admit(deadline, arrived_at, places)
+        return self._queue.admit(deadline, arrived_at, places, priority)
 
     def generate(self, request: GenerationRequest, admission: Admission) -> RoutedGeneration:
         """See `router.generation.Dispatcher`."""

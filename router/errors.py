@@ -60,6 +60,9 @@ def param_name(location: Sequence[str | int]) -> str:
 def from_validation(error: ValidationError) -> InvalidRequestError:
     """The first thing that pydantic found, with its place."""
     first = error.errors(include_url=False, include_context=False)[0]
+    if not first["loc"]:
+        # Parameters that do not go together: the bodies' own errors have the name of one as their type.
+        return InvalidRequestError(f"{first['msg']}.", first["type"], "invalid_value")
     param = param_name(first["loc"])
     match first["type"]:
         case "extra_forbidden":

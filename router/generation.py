@@ -221,15 +221,20 @@ class Dispatcher(Protocol):
     """What the front doors ask of the router's core. Implemented by `router.dispatch.ClusterDispatcher`."""
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
+        self,
+        deadline: float | None = None,
+        arrived_at: float | None = None,
+        places: int = 1,
+        priority: int = 0,
     ) -> AbstractAsyncContextManager[Admission]:
-        """Waits for places, first come first served; one admission covers all choices of a client request.
+        """Waits for places; one admission covers all choices of a client request.
 
         Args:
             deadline: seconds since 1970; None for none.
             arrived_at: `time.monotonic()` when the client's request came in; None for now.
             places: generations that will run at once, at least 1. A request for more than there are waits
                 for all of them.
+            priority: lower ones come in first, equals in order of arrival.
 
         Raises (on entering): GenerationError OVERLOADED with `retry_after_s` where the queue is full,
         DEADLINE where the deadline passes first. Cancelling while queued gives the place up.

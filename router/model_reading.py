@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.answer_reader import Reading
 from router.errors import InvalidRequestError
@@ -11,7 +11,7 @@ from router.generation import GrammarSpec
 from router.reasoning import think
 from router.reasoning.registry import reads_reasoning
 from router.structured.asked import AskedAnswer
-from router.structured.compiler import GrammarCompiler
+from router.structured.compiler import GrammarCompiler, Observe
 from router.structured.wanted import Reasoning, Wanted
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
@@ -50,6 +50,7 @@ class ModelReading:
         template: the model's.
         tool_parser: one of `router.tools.parsers.registry.tool_parser_names`.
         reasoning_parser: one of `router.reasoning.registry.reasoning_parser_names`.
+        observe: is told of each grammar, see `GrammarCompiler`.
 
     Attributes:
         markers: special tokens that keep their text in chats, because they are looked for in it.
@@ -61,14 +62,21 @@ class ModelReading:
         template: ChatTemplate,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        observe: Observe = lambda outcome, seconds: None,
     ) -> None:
         self._tokenizer = tokenizer
         self._form: CallForm | None = call_form(tool_parser, template.source)
         self._reasons = reads_reasoning(reasoning_parser, template.source)
-        self._grammars = GrammarCompiler(tokenizer.serialized, tokenizer.num_ids, tokenizer.eos_token_ids)
+        self._grammars = GrammarCompiler(
+            tokenizer.serialized, tokenizer.num_ids, tokenizer.eos_token_ids, observe
+        )
         looked_for = (think.START, think.END) if self._reasons else ()
         marks = (self._form.start, self._form.end) if self._form is not None else ()
         self.markers = tokenizer.special_among((*looked_for, *marks))
+
+    async def warm(self) -> None:
+        """Does before the first request what would hold up those that run beside it."""
+        await self._grammars.warm()
 
     async def of(self, asked: AskedOfAnswers, prompt: Sequence[int]) -> tuple[Reading, GrammarSpec | None]:
         """How one request's answers are read and what they are held to.
@@ -91,7 +99,9 @@ class ModelReading:
                 "unsupported_parameter",
             )
         form = None if calls is None else self._form
-        wanted = Wanted(asked.answer, calls, form, reasoning, self.markers)
+        # What the template shows of the tools is not held to anything, and may be long.
+        held = None if calls is None else replace(calls, offered="")
+        wanted = Wanted(asked.answer, held, form, reasoning, self.markers)
         reading = Reading(
             reasoning=reasoning,
             shows_reasoning=asked.shows_reasoning,

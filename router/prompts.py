@@ -173,8 +173,8 @@ class PromptReader:
 
     async def _render(self, prompt: ChatPrompt, max_characters: int | None) -> str:
         options = prompt.options
-        contents = [message.get("content") for message in prompt.messages]
-        size = sum(len(content) for content in contents if isinstance(content, str))
+        texts = [value for message in prompt.messages for value in message.values() if isinstance(value, str)]
+        size = sum(map(len, texts))
         continues = bool(options.continue_final_message)
         generates = options.add_generation_prompt
 
@@ -188,7 +188,9 @@ class PromptReader:
                 max_characters=max_characters,
             )
 
-        inline = size <= INLINE_CHARACTERS and len(contents) <= _INLINE_MESSAGES
+        # Templates write tools and calls as JSON, of whatever size.
+        nested = prompt.tools is not None or any("tool_calls" in message for message in prompt.messages)
+        inline = not nested and size <= INLINE_CHARACTERS and len(prompt.messages) <= _INLINE_MESSAGES
         try:
             return render() if inline else await asyncio.to_thread(render)
         except ChatTemplateError as error:

@@ -62,17 +62,19 @@ class SamplingResolver:
 
     async def bad_words(self) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words, without and with a space before them."""
-        sequences: dict[tuple[int, ...], None] = {}
+        texts: list[str] = []
         for position, word in enumerate(self._asked.bad_words or ()):
             bare = word.lstrip(" ")
             if not bare:
                 param = f"bad_words[{position}]"
                 raise InvalidRequestError(f"{param} has only spaces.", param, "invalid_value")
-            for text in (bare, f" {bare}"):
-                token_ids = await self._model.tokenizer.encode(text, add_special_tokens=False)
-                if token_ids:
-                    sequences[tuple(token_ids)] = None
-        return tuple(sequence for sequence in sequences if not _ends_with_another(sequence, sequences))
+            texts += (bare, f" {bare}")
+        found = await self._model.tokenizer.encode_all(texts, add_special_tokens=False)
+        sequences = {tuple(token_ids): None for token_ids in found if token_ids}
+        lengths = {len(sequence) for sequence in sequences}
+        return tuple(
+            sequence for sequence in sequences if not _ends_with_another(sequence, sequences, lengths)
+        )
 
     def resolve(self, num_prompt_tokens: int, bad_words: tuple[tuple[int, ...], ...]) -> ResolvedSampling:
         """The parameters of the first choice to a prompt of so many tokens."""
@@ -147,6 +149,8 @@ def _number(value: int) -> str:
     return str(value) if value < 2**64 else "too large a number"
 
 
-def _ends_with_another(sequence: tuple[int, ...], others: Container[tuple[int, ...]]) -> bool:
-    """Whether a shorter sequence already forbids this one."""
-    return any(sequence[start:] in others for start in range(1, len(sequence)))
+def _ends_with_another(
+    sequence: tuple[int, ...], others: Container[tuple[int, ...]], lengths: set[int]
+) -> bool:
+    """Whether a shorter sequence, of one of these lengths, already forbids this one."""
+    return any(sequence[-length:] in others for length in lengths if length < len(sequence))

@@ -10,10 +10,13 @@ from router.described import SWITCH, asked
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
+# Longer ones make tables and token sequences that cost the event loop more than any client needs.
+MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 256
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256
 MAX_ALLOWED_TOKENS = 1 << 16
 
 
@@ -21,15 +24,16 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 Stop = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
     Field(max_length=MAX_STOPS),
     BeforeValidator(_as_list),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
+                _STOP_TEXT,
+                {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS},
             ]
         }
     ),
@@ -128,12 +132,12 @@ class CommonSampling(BaseModel):
             "logits",
         ),
     )
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]] | None = Field(
         default=None,
         max_length=MAX_BAD_WORDS,
         description=asked(
             "Texts whose token sequences, with and without a space before them, the answer never contains.",
-            f"up to {MAX_BAD_WORDS} texts of at least 1 character",
+            f"up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_LENGTH} characters",
             "none",
         ),
     )
@@ -188,7 +192,7 @@ class CommonSampling(BaseModel):
         default=None,
         description=asked(
             "Texts that end the answer; not part of it.",
-            f"up to {MAX_STOPS} texts of at least 1 character",
+            f"up to {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters",
             "none",
         ),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
@@ -36,14 +37,21 @@ class Serving:
     Args:
         model: what is served.
         dispatcher: the router's core.
+        on_end: is told why each choice ended that a client gets.
 
     Attributes:
         active: client requests that are being prepared or run.
         draining: new requests are refused; set once, by the process's shutdown.
     """
 
-    def __init__(self, model: ServedModel, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        on_end: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.model = model
+        self._on_end = on_end
         self._preparer = Preparer(model)
         self._dispatcher = dispatcher
         self.active = 0
@@ -62,13 +70,21 @@ class Serving:
         return self._preparer
 
     async def prepare(self, request: ClientRequest) -> PreparedRequest:
-        """Raises InvalidRequestError, and GenerationError UNAVAILABLE while draining."""
+        """Raises InvalidRequestError, and GenerationError: UNAVAILABLE while draining, DEADLINE."""
         if self.draining:
             raise GenerationError(
                 ErrorKind.UNAVAILABLE, "This router is shutting down; try another.", DRAINING_RETRY_S
             )
+        left_s = None if request.deadline is None else request.deadline - time.time()
         with self._activity():
-            return await self._preparer.prepare(request)
+            try:
+                # A grammar may wait for others to be compiled.
+                async with asyncio.timeout(left_s):
+                    return await self._preparer.prepare(request)
+            except TimeoutError:
+                raise GenerationError(
+                    ErrorKind.DEADLINE, "the deadline passed while the request was prepared"
+                ) from None
 
     async def run(self, prepared: PreparedRequest) -> AsyncGenerator[ChoiceEvent, None]:
         """Yields the events of all choices as they come; each choice ends with its ChoiceEnd.
@@ -78,7 +94,9 @@ class Serving:
         """
         with self._activity():
             places = len(prepared.generations)
-            async with self._dispatcher.admit(prepared.deadline, prepared.arrived_at, places) as admission:
+            priority = prepared.generations[0].priority
+            waiting = self._dispatcher.admit(prepared.deadline, prepared.arrived_at, places, priority)
+            async with waiting as admission:
                 attempts = [
                     self._choice(prepared, index, request, admission)
                     for index, request in enumerate(prepared.generations)
@@ -88,6 +106,8 @@ class Serving:
                     events = best_of(prepared, events)
                 async with aclosing(events):
                     async for event in events:
+                        if isinstance(event, ChoiceEnd):
+                            self._on_end(event.finish_reason)
                         yield event
 
     async def wait_idle(self) -> None:

@@ -43,6 +43,8 @@ def structured_outputs(options: Mapping[str, Any], strict: bool) -> inference_pb
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     if options.get("json_schema") is False:
         given["json_schema"] = False
+    if strict and "json_schema" not in given:
+        raise InvalidRequestError("strict needs json_schema")
     if len(given) > 1:
         raise InvalidRequestError(f"{' and '.join(given)} cannot be combined; give one of them")
     outputs = inference_pb2.StructuredOutputs(strict=strict)

@@ -52,13 +52,14 @@ class GenerateOptions(PromptOptions, total=False):
         repetition_penalty: divides or multiplies logits of tokens in prompt or answer; (0, 100]. Default 1,
             off.
         logit_bias: what is added to the logits of token ids, [-100, 100]; up to 1024 ids. Default none.
-        bad_words: up to 256 texts whose tokens the answer never contains in sequence. Default none.
+        bad_words: up to 256 texts, each up to 256 characters, whose tokens the answer never contains in
+            sequence. Default none.
         allowed_token_ids: the only tokens that may be drawn, up to 65536. Default: all.
         seed: same seed, same tokens; [0, 2^64 - 1]. Default: drawn by the router.
         max_tokens: most tokens of the answer; 0 only scores the prompt (with prompt_logprobs, or echo and
             logprobs). Default: what the context length leaves.
         min_tokens: no end before so many. Default 0.
-        stop: a string, or up to 16, that end the answer; not part of it.
+        stop: a string, or up to 16, each up to 1024 characters, that end the answer; not part of it.
         stop_token_ids: up to 256 tokens that end the answer.
         include_stop_str_in_output: what ended the answer is part of its text. Default false.
         ignore_eos: go on after the model's end of sequence. Default false.
@@ -67,7 +68,8 @@ class GenerateOptions(PromptOptions, total=False):
         n: number of choices, 1 to 16. Default 1.
         best_of: generate so many, n to 16, and return the n likeliest; they come when all have ended.
             Default n.
-        echo: the text begins with the prompt's. Default false.
+        echo: the text begins with the prompt's; with logprobs those of its tokens are reported too, as
+            prompt_logprobs. Default false.
         logprobs: report log probabilities of the answer's tokens, and of so many likeliest ones; 0 to 20.
             Default: none.
         prompt_logprobs: the same for the prompt's tokens. Default: none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from router.http.schema.completions import CompletionRequest
 from router.http.schema.tokens import DetokenizeRequest, TokenizeRequest
 from router.prepare import ClientRequest, Preparer
 from router.serving import Serving
+from router.text.tokenizer import INLINE_CHARACTERS
 
 
 class HttpDoor:
@@ -53,14 +55,20 @@ class HttpDoor:
         body = TokenizeRequest.from_json(await self._body(request))
         preparer = self._checked(body.model)
         token_ids = await preparer.tokenize(body.as_prompt(), body.truncate_prompt_tokens)
-        answer: Tokenization = {
-            "count": len(token_ids),
-            "max_model_len": preparer.model.max_model_len,
-            "tokens": list(token_ids),
-        }
-        if body.return_token_strs:
-            answer["token_strs"] = [preparer.model.tokenizer.token(token_id) for token_id in token_ids]
-        return Response(to_json(answer), media_type="application/json")
+        model = preparer.model
+
+        def write() -> bytes:
+            answer: Tokenization = {
+                "count": len(token_ids),
+                "max_model_len": model.max_model_len,
+                "tokens": list(token_ids),
+            }
+            if body.return_token_strs:
+                answer["token_strs"] = [model.tokenizer.token(token_id) for token_id in token_ids]
+            return to_json(answer)
+
+        written = write() if len(token_ids) <= INLINE_CHARACTERS else await asyncio.to_thread(write)
+        return Response(written, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""

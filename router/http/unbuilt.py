@@ -30,6 +30,13 @@ _COMMON: dict[str, Neutral] = {
     "early_stopping": _only(False),
     "store": _only(False),
     "service_tier": _only("auto", "default"),
+    "prompt_cache_retention": _only(),
+    "logits_processors": _only([]),
+    "guided_decoding_backend": _only(),
+    "guided_whitespace_pattern": _only(),
+    "kv_transfer_params": _only(),
+    "mm_processor_kwargs": _only({}),
+    "vllm_xargs": _only({}),
 }
 
 CHAT: Mapping[str, Neutral] = {

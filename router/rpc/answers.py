@@ -24,6 +24,10 @@ def asked_of_answers(request: inference_pb2.GenerateRequest) -> AskedOfAnswers:
     answer = _asked_answer(request.structured_outputs) if request.HasField("structured_outputs") else None
     shows = not request.HasField("include_reasoning") or request.include_reasoning
     if request.WhichOneof("input") != "chat":
+        if request.HasField("include_reasoning"):
+            raise InvalidRequestError(
+                "include_reasoning is for a chat.", "include_reasoning", "invalid_value"
+            )
         return AskedOfAnswers(answer)
     goes_on = request.prompt_options.continue_final_message and request.chat.messages
     return AskedOfAnswers(
@@ -38,6 +42,10 @@ def asked_of_answers(request: inference_pb2.GenerateRequest) -> AskedOfAnswers:
 def _asked_answer(given: inference_pb2.StructuredOutputs) -> AskedAnswer:
     kind = given.WhichOneof("kind")
     param = f"structured_outputs.{kind}"
+    if given.strict and kind != "json_schema":
+        raise InvalidRequestError(
+            "structured_outputs.strict needs json_schema.", "structured_outputs.strict", "invalid_value"
+        )
     match kind:
         case "json_schema":
             return AskedAnswer("json_schema", given.json_schema, param, given.strict)
@@ -121,8 +129,15 @@ def _renamed(error: InvalidRequestError) -> InvalidRequestError:
     return InvalidRequestError(error.message.replace(error.param, name), name, error.code)
 
 
-def template_message(message: inference_pb2.ChatMessage) -> dict[str, object]:
-    """A message under the names and in the form that templates read."""
+def template_message(message: inference_pb2.ChatMessage, param: str) -> dict[str, object]:
+    """A message under the names and in the form that templates read.
+
+    Args:
+        message: as received.
+        param: names it in errors.
+
+    Raises InvalidRequestError.
+    """
     optional = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
@@ -131,6 +146,11 @@ def template_message(message: inference_pb2.ChatMessage) -> dict[str, object]:
     given: dict[str, object] = {"role": message.role, "content": message.content}
     given.update({name: value for name, value in optional.items() if value})
     if message.tool_calls:
+        for index, call in enumerate(message.tool_calls):
+            for field in ("id", "name"):
+                if not getattr(call, field):
+                    name = f"{param}.tool_calls[{index}].{field}"
+                    raise InvalidRequestError(f"{name} must not be empty.", name, "missing_parameter")
         given["tool_calls"] = [
             ToolCall(
                 id=call.id,

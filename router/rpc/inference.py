@@ -19,8 +19,9 @@ from router.errors import InvalidRequestError
 from router.generation import GenerationError
 from router.prepare import MAX_DETOKENIZED
 from router.rpc.status import RpcStatus, rpc_status
-from router.rpc.translate import ResponseWriter, client_request, prompt_of
+from router.rpc.translate import ResponseWriter, client_request, prompt_of, prompt_top_of
 from router.serving import Serving
+from router.text.tokenizer import INLINE_CHARACTERS
 from telemetry.logs import bind_request, fields
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class InferenceDoor(InferenceServicer):
                     prepared.prompt_of(0),
                     self._serving.model.tokenizer.all_token_bytes,
                     num_top=asked.sampling.logprobs or 0,
-                    prompt_top=asked.sampling.prompt_logprobs,
+                    prompt_top=prompt_top_of(asked.sampling),
                 )
                 ends: list[ChoiceEnd] = []
                 async with aclosing(self._serving.run(prepared)) as events:
@@ -82,10 +83,14 @@ class InferenceDoor(InferenceServicer):
             truncate = options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None
             token_ids = await self._serving.preparer.tokenize(prompt_of(request), truncate)
             model = self._serving.model
-            strs = map(model.tokenizer.token, token_ids if request.return_token_strs else ())
-            return inference_pb2.TokenizeResponse(
-                token_ids=token_ids, max_model_len=model.max_model_len, token_strs=strs
-            )
+
+            def answer() -> inference_pb2.TokenizeResponse:
+                strs = map(model.tokenizer.token, token_ids if request.return_token_strs else ())
+                return inference_pb2.TokenizeResponse(
+                    token_ids=token_ids, max_model_len=model.max_model_len, token_strs=strs
+                )
+
+            return answer() if len(token_ids) <= INLINE_CHARACTERS else await asyncio.to_thread(answer)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context

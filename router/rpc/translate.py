@@ -17,6 +17,7 @@ from router.generation import TokenLogprobs
 from router.prepare import ClientRequest, new_request_id
 from router.prompt_options import ChatOptions, PromptOptions
 from router.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.resolve import prompt_logprobs_of
 from router.rpc.answers import asked_calls, asked_of_answers, call_delta, template_message
 from router.sampling_options import SamplingOptions
 from router.text.token_bytes import TokenBytes
@@ -51,13 +52,16 @@ def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeReq
 def _chat_of(chat: inference_pb2.Chat, options: ChatOptions) -> ChatPrompt:
     if not chat.messages:
         raise InvalidRequestError("chat.messages is empty.", "chat.messages", "empty_prompt")
+    messages: list[dict[str, object]] = []
     for position, message in enumerate(chat.messages):
+        name = f"chat.messages[{position}]"
         if not message.role:
-            param = f"chat.messages[{position}].role"
+            param = f"{name}.role"
             raise InvalidRequestError(f"{param} must not be empty.", param, "missing_parameter")
+        messages.append(template_message(message, name))
     calls = asked_calls(chat)
     tools = None if calls is None else calls.for_template()
-    return ChatPrompt(tuple(map(template_message, chat.messages)), "chat.messages", options, tools)
+    return ChatPrompt(tuple(messages), "chat.messages", options, tools)
 
 
 def prompt_options_of(message: inference_pb2.PromptOptions) -> ChatOptions:
@@ -71,6 +75,12 @@ def sampling_of(sampling: inference_pb2.SamplingOptions) -> SamplingOptions:
     if "logit_bias" in values:
         values["logit_bias"] = {str(key): bias for key, bias in sampling.logit_bias.items()}
     return _validated(SamplingOptions, values)
+
+
+def prompt_top_of(asked: SamplingOptions) -> int | None:
+    """Likeliest tokens to report in each place of the prompt; None where nothing is: as asked, and for an
+    echo as many as of the answer."""
+    return prompt_logprobs_of(asked) if asked.prompt_logprobs is None else asked.prompt_logprobs
 
 
 def _set_fields(message: Message) -> dict[str, object]:

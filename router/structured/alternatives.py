@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 # Follows a `$ref` to the schema it means.
@@ -11,19 +12,32 @@ Follow = Callable[[object], object]
 
 def exclusive(alternatives: list[object], follow: Follow) -> bool:
     """Whether no value can match two of them: other types, or objects told apart by a required string."""
-    return all(_apart(follow(one), follow(other)) for one, other in combinations(alternatives, 2))
+    # Each is looked into once: there may be thousands of pairs for each of them.
+    told = [_Told.of(follow(alternative)) for alternative in alternatives]
+    return all(_apart(one, other) for one, other in combinations(told, 2))
 
 
-def _apart(one: object, other: object) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    kinds, others = _types(one), _types(other)
-    if kinds and others and not kinds & others:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is known of the values of one alternative: their types, and the strings of required properties."""
+
+    types: set[str]
+    tags: dict[str, set[str]]
+
+    @classmethod
+    def of(cls, schema: object) -> _Told:
+        if not isinstance(schema, dict):
+            return cls(set(), {})
+        types = _types(schema)
+        return cls(types, _tags(schema) if types == {"object"} else {})
+
+
+def _apart(one: _Told, other: _Told) -> bool:
+    if one.types and other.types and one.types.isdisjoint(other.types):
         return True
-    if kinds != {"object"} or others != {"object"}:
-        return False
-    tags, other_tags = _tags(one), _tags(other)
-    return any(not tags[name] & other_tags[name] for name in tags.keys() & other_tags.keys())
+    return any(
+        name in other.tags and strings.isdisjoint(other.tags[name]) for name, strings in one.tags.items()
+    )
 
 
 def _types(schema: Mapping[str, object]) -> set[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -15,7 +17,7 @@ from router.generation import GrammarSpec
 from router.structured.asked import MAX_SOURCE
 from router.structured.json_schema import CheckedSchema, Place, Schema, moved_down
 from router.structured.language import guided
-from router.structured.wanted import Draft, Wanted, draft
+from router.structured.wanted import Draft, Wanted, check_sizes, draft
 
 CACHED = 256
 # Compilations at once: they are arithmetic, and requests without a grammar need the cores too.
@@ -27,6 +29,9 @@ _STACK_BYTES = 256 << 20
 _MAX_SEARCHED = 200
 _WHOLE = "kv_whole"
 
+# Told how a wish ended, and after how many seconds.
+Observe = Callable[[Literal["cached", "compiled", "refused"], float], None]
+
 
 class GrammarCompiler:
     """Grammars of one model's requests.
@@ -35,11 +40,17 @@ class GrammarCompiler:
         tokenizer_json: gives the model's tokenizer as the `tokenizers` library writes it.
         vocab_size: rows of the model's embedding.
         eos_token_ids: ids at which the model ends an answer.
+        observe: is told how each wish ended ("cached", "compiled", "refused") and how long it took, seconds.
     """
 
     def __init__(
-        self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: frozenset[int]
+        self,
+        tokenizer_json: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        observe: Observe,
     ) -> None:
+        self._observe = observe
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
@@ -55,7 +66,10 @@ class GrammarCompiler:
         """
         if not wanted.constrained:
             return None
+        check_sizes(wanted)
+        begun = time.monotonic()
         found = self._cache.get(wanted)
+        known = found is not None
         if found is None:
             running = self._running.get(wanted)
             if running is None:
@@ -65,18 +79,28 @@ class GrammarCompiler:
             found = await asyncio.shield(running)
         else:
             self._cache.move_to_end(wanted)
+        seconds = time.monotonic() - begun
         if isinstance(found, InvalidRequestError):
+            self._observe("refused", seconds)
             raise InvalidRequestError(found.message, found.param, found.code)
+        self._observe("cached" if known else "compiled", seconds)
         return found
 
+    async def warm(self) -> None:
+        """Makes the tokenizer's tables, which hold up everything else in the process for a moment."""
+        await asyncio.get_running_loop().run_in_executor(self._executor(), self._shared_tokenizer)
+
     async def _run(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
-        if self._pool is None:
-            self._pool = _pool_with_large_stacks()
-        found = await asyncio.get_running_loop().run_in_executor(self._pool, self._compile, wanted)
+        found = await asyncio.get_running_loop().run_in_executor(self._executor(), self._compile, wanted)
         self._cache[wanted] = found
         if len(self._cache) > CACHED:
             self._cache.popitem(last=False)
         return found
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = _pool_with_large_stacks()
+        return self._pool
 
     def _compile(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
         try:

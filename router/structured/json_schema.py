@@ -236,6 +236,19 @@ def _pattern_schemas(walk: _Walk, value: object, place: Place, depth: int) -> ob
     return schemas
 
 
+def _is_shallow(value: object) -> bool:
+    """Whether a value can be walked and written by recursion."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for part in level
+            if isinstance(part, dict | list)
+            for inner in (part.values() if isinstance(part, dict) else part)
+        ]
+    return not level
+
+
 def _can_be_written(value: object) -> bool:
     pending = [value]
     while pending:
@@ -272,6 +285,8 @@ def _values(walk: _Walk, value: object, place: Place, depth: int) -> object:
 
 
 def _constant(walk: _Walk, value: object, place: Place, depth: int) -> object:
+    if not _is_shallow(value):
+        refuse(place, f"is nested more than {MAX_DEPTH} deep")
     # As in an answer, where they cannot be written: escapes by number would give names a second spelling.
     if not _can_be_written(value):
         refuse(place, "has control characters or lone surrogates, which cannot be generated")

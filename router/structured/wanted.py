@@ -73,6 +73,25 @@ class Draft:
     schemas: tuple[CheckedSchema, ...]
 
 
+def check_sizes(wanted: Wanted) -> None:
+    """Raises InvalidRequestError for what is too long to be compiled, or kept in a cache."""
+    asked = wanted.answer
+    if asked is not None and len(asked.source) > MAX_SOURCE:
+        raise InvalidRequestError(
+            f"{asked.param} has {len(asked.source)} characters; {MAX_SOURCE} are allowed.",
+            asked.param,
+            "invalid_value",
+        )
+    functions = () if wanted.calls is None else wanted.calls.functions
+    size = sum(len(function.parameters) for function in functions)
+    if size > MAX_SOURCE:
+        raise InvalidRequestError(
+            f"The tools' parameters have {size} characters; {MAX_SOURCE} are allowed.",
+            "tools",
+            "invalid_value",
+        )
+
+
 def draft(wanted: Wanted) -> Draft:
     """The grammar of a constrained request. Raises InvalidRequestError, with the path of what is at fault."""
     return _Drafting(wanted).draft()
@@ -121,12 +140,6 @@ class _Drafting:
         )
 
     def _answer(self, asked: AskedAnswer) -> Language:
-        if len(asked.source) > MAX_SOURCE:
-            raise InvalidRequestError(
-                f"{asked.param} has {len(asked.source)} characters; {MAX_SOURCE} are allowed.",
-                asked.param,
-                "invalid_value",
-            )
         match asked.kind:
             case "json_schema":
                 return json_language(self._schema(asked.source, asked.param, asked.strict), "kv_answer")
@@ -164,13 +177,6 @@ class _Drafting:
         form = self._wanted.form
         assert form is not None
         start, end = self._marker(form.start), self._marker(form.end)
-        size = sum(len(function.parameters) for function in calls.functions)
-        if size > MAX_SOURCE:
-            raise InvalidRequestError(
-                f"The tools' parameters have {size} characters; {MAX_SOURCE} are allowed.",
-                "tools",
-                "invalid_value",
-            )
         free = calls.demand == "auto"
         schemas = {function.name: self._parameters(function, free) for function in calls.functions}
         many = calls.parallel

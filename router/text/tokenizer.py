@@ -98,12 +98,16 @@ class Tokenizer:
             add_special_tokens: add what the tokenizer's post-processor adds (often BOS). False for a
                 rendered chat, whose template writes them itself.
         """
-        if len(text) <= INLINE_CHARACTERS:
-            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        return (await self.encode_all([text], add_special_tokens))[0]
+
+    async def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """The same of several texts, in their order."""
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return [self._library.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
         encodings = await asyncio.to_thread(
-            self._library.encode_batch, [text], add_special_tokens=add_special_tokens
+            self._library.encode_batch, list(texts), add_special_tokens=add_special_tokens
         )
-        return encodings[0].ids
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence, as `Detokenizer` makes it token by token."""

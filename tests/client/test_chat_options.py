@@ -85,6 +85,8 @@ def test_what_answers_match(options: Any, expected: dict[str, Any]) -> None:
         (MESSAGES, {"tool_choice": 5}, "tool_choice: "),
         (MESSAGES, {"regex": "a", "choice": ["a"]}, "regex and choice cannot be combined"),
         (MESSAGES, {"json_schema": {"a": object()}}, "json_schema: "),
+        (MESSAGES, {"strict": True}, "strict needs json_schema"),
+        (MESSAGES, {"strict": True, "regex": "a"}, "strict needs json_schema"),
         (MESSAGES, {"choice": [1]}, "texts: "),
         ([{"role": "tool", "content": "x", "tool_calls": ["c"]}], {}, r"messages\[0\].tool_calls"),
         ([{"role": "user"}], {}, r"messages\[0\] needs role and content"),

@@ -74,8 +74,8 @@ async def open_doors(
     max_model_len: int = MAX_MODEL_LEN,
 ) -> AsyncIterator[Doors]:
     """Serves until the block ends."""
-    serving = Serving(served_model(folder, max_model_len, template), dispatcher)
     metrics = DoorMetrics(CollectorRegistry())
+    serving = Serving(served_model(folder, max_model_len, template), dispatcher, metrics.answered)
     app = create_app(serving, metrics, ApiKeys(keys), MAX_BODY_BYTES, lambda: "test", cors_origins)
     http = HttpServer(app, "127.0.0.1", 0)
     door = InferenceDoor(serving, metrics)

@@ -20,14 +20,21 @@ class Client:
         entered: list[int],
         deadline: float | None = None,
         places: int = 1,
+        priority: int = 0,
     ) -> None:
         self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._stay(queue, name, entered, deadline, places))
+        self.task = asyncio.create_task(self._stay(queue, name, entered, deadline, places, priority))
 
     async def _stay(
-        self, queue: AdmissionQueue, name: int, entered: list[int], deadline: float | None, places: int
+        self,
+        queue: AdmissionQueue,
+        name: int,
+        entered: list[int],
+        deadline: float | None,
+        places: int,
+        priority: int,
     ) -> float:
-        async with queue.admit(deadline, places=places) as admission:
+        async with queue.admit(deadline, places=places, priority=priority) as admission:
             entered.append(name)
             await self.leave.wait()
             return admission.queue_s
@@ -45,6 +52,25 @@ async def test_first_come_first_served() -> None:
         await eventually(lambda now_in=now_in: entered == now_in)
     assert (queue.running, queue.queued) == (0, 0)
     assert clients[4].task.result() > clients[0].task.result() >= 0
+
+
+async def test_a_lower_priority_comes_first() -> None:
+    queue, entered = AdmissionQueue(max_running=4, max_queued=9), []
+    running = Client(queue, 0, entered, places=3)
+    await eventually(lambda: entered == [0])
+    large = [Client(queue, name, entered, places=3, priority=5) for name in (1, 2)]
+    await eventually(lambda: queue.queued == 2)
+    # It need not wait for the places of those that come after it.
+    early = Client(queue, 3, entered, priority=-1)
+    await eventually(lambda: entered == [0, 3])
+    same = Client(queue, 4, entered, priority=5)
+    urgent = Client(queue, 5, entered, priority=4)
+    await eventually(lambda: queue.queued == 4)
+    for client in (running, early, urgent, *large, same):
+        client.leave.set()
+        await client.task
+    assert entered == [0, 3, 5, 1, 2, 4]
+    assert (queue.running, queue.queued) == (0, 0)
 
 
 async def test_beyond_the_queue_is_overloaded_with_a_time_to_return() -> None:

@@ -134,7 +134,10 @@ async def test_both_doors_and_an_orderly_end(tmp_path: Path) -> None:
         assert [token for response in responses for token in response.token_ids] == expected
         assert responses[-1].timeline.prefill_worker == "prefill-0"
         assert router.addresses["pid"] == router.process.pid
+        await router.http.post("/v1/completions", json={**body, "structured_outputs": {"regex": "(?s:.*)"}})
         metrics = (await router.http.get("/metrics")).text
+        assert 'kvrelay_router_answers_total{reason="length"} 3.0' in metrics
+        assert 'kvrelay_router_grammar_seconds_count{outcome="compiled"} 1.0' in metrics
         assert "kvrelay_router_calls_total" in metrics
         assert "kvrelay_router_ttft_seconds" in metrics
         router.process.send_signal(signal.SIGTERM)

@@ -64,9 +64,12 @@ async def test_a_call_that_only_tokenizes_takes_longer_ones(model: ServedModel) 
 @pytest.mark.parametrize(
     ("prompt", "inline"),
     [
-        (said("a" * INLINE_CHARACTERS), True),
+        (said("a" * (INLINE_CHARACTERS - len("user"))), True),
         (said("a" * (INLINE_CHARACTERS + 1)), False),
         (ChatPrompt(tuple({"role": "user", "content": "a"} for _ in range(65))), False),
+        (ChatPrompt(({"role": "user", "content": "a"},), tools=({"type": "function"},)), False),
+        (ChatPrompt(({"role": "assistant", "content": "", "tool_calls": [{}]},)), False),
+        (ChatPrompt(({"role": "assistant", "reasoning_content": "a" * (INLINE_CHARACTERS + 1)},)), False),
     ],
 )
 async def test_large_chats_are_rendered_beside_the_event_loop(

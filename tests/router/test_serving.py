@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.v1.common_pb2 import Timeline
+from router.admission import AdmissionQueue
 from router.answer_text import AnswerText, TextRules
 from router.choice_events import ChoiceDelta, ChoiceEnd, usage_of
-from router.generation import ErrorKind, GenerationError, ResolvedSampling
+from router.generation import ErrorKind, GenerationError, GrammarSpec, ResolvedSampling
+from router.model_reading import AskedOfAnswers
 from router.prepare import ClientRequest, PreparedRequest
 from router.prompts import TextPrompt
 from router.sampling_options import SamplingOptions
 from router.serving import Serving
+from router.structured.asked import AskedAnswer
+from router.structured.wanted import Draft, Wanted, draft
 from router.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.router.doors import HELLO, served_model, until
 from tests.support.scripted_dispatcher import Script, ScriptedDispatcher, says
@@ -41,6 +47,53 @@ async def prepared(serving: Serving, *prompts: str, **sampling: Any) -> Prepared
             arrived_at=time.monotonic(),
         )
     )
+
+
+async def test_preparing_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def held(wanted: Wanted) -> Draft:
+        released.wait()
+        return draft(wanted)
+
+    monkeypatch.setattr("router.structured.compiler.draft", held)
+    serving, _ = serving_of(tmp_path, HELLO)
+    request = ClientRequest(
+        model="",
+        prompts=(TextPrompt("hi"),),
+        sampling=SamplingOptions(),
+        request_id="r",
+        arrived_at=time.monotonic(),
+        deadline=time.time() + 0.05,
+        answers=AskedOfAnswers(AskedAnswer("regex", "a", "p")),
+    )
+    try:
+        with pytest.raises(GenerationError) as caught:
+            await serving.prepare(request)
+    finally:
+        released.set()
+    assert caught.value.kind is ErrorKind.DEADLINE
+    assert serving.active == 0
+    again = await serving.prepare(replace(request, deadline=None))
+    assert again.generations[0].sampling.grammar == GrammarSpec("regex", "a")
+
+
+async def test_who_waits_comes_in_by_priority(tmp_path: Path) -> None:
+    serving, dispatcher = serving_of(tmp_path, HELLO)
+    dispatcher.queue = AdmissionQueue(max_running=1, max_queued=9)
+    request = await prepared(serving)
+
+    async def run(priority: int) -> None:
+        generation = replace(request.generations[0], priority=priority)
+        async with aclosing(serving.run(replace(request, generations=(generation,)))) as events:
+            async for _ in events:
+                pass
+
+    async with dispatcher.admit():
+        tasks = [asyncio.create_task(run(priority)) for priority in (5, -1, 2)]
+        await until(lambda: dispatcher.queue.queued == 3)
+    await asyncio.gather(*tasks)
+    assert [generation.request.priority for generation in dispatcher.generations] == [-1, 2, 5]
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -129,9 +129,13 @@ class ScriptedDispatcher:
         self.ready = True
 
     def admit(
-        self, deadline: float | None = None, arrived_at: float | None = None, places: int = 1
+        self,
+        deadline: float | None = None,
+        arrived_at: float | None = None,
+        places: int = 1,
+        priority: int = 0,
     ) -> AbstractAsyncContextManager[Admission]:
-        return self.queue.admit(deadline, arrived_at, places)
+        return self.queue.admit(deadline, arrived_at, places, priority)
 
     def generate(self, request: GenerationRequest, admission: Admission) -> ScriptedGeneration:
         script = self.script if isinstance(self.script, Script) else self.script(request)

@@ -59,6 +59,7 @@ async def test_metrics(doors: Doors) -> None:
     assert f'kvrelay_router_calls_total{{call="{TEXT}",door="http",status="400"}} 1.0' in text
     assert 'kvrelay_router_calls_total{call="other",door="http",status="404"} 1.0' in text
     assert "made/up" not in text
+    assert 'kvrelay_router_answers_total{reason="stop"} 1.0' in text
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ async def test_detokenize_is_the_way_back(doors: Doors, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
-        ("/tokenize", {}, 400, ""),
-        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, 400, ""),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, 400, "prompt"),
         ("/tokenize", {"prompt": ""}, 400, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),

@@ -94,9 +94,18 @@ async def test_what_is_not_asked_is_not_sent(doors: Doors) -> None:
     assert not any(response.logprobs or response.prompt_logprobs for response in responses)
     responses = await generate(doors, Request(prompt="hi", sampling=Sampling(best_of=2)))
     assert not any(response.logprobs for response in responses)
-    # Only what was asked for, although an echo over HTTP would need more.
-    responses = await generate(doors, Request(prompt="hi", sampling=Sampling(echo=True, logprobs=1)))
-    assert not any(response.prompt_logprobs for response in responses)
+
+
+async def test_an_echo_has_the_prompts_log_probabilities(doors: Doors) -> None:
+    for max_tokens in (0, 5):
+        sampling = Sampling(echo=True, logprobs=1, max_tokens=max_tokens)
+        responses = await generate(doors, Request(prompt="hi", sampling=sampling))
+        [second] = responses[-1].prompt_logprobs
+        assert (second.token_id, len(second.top)) == (ord("i"), 1)
+    # As many as were asked for themselves.
+    sampling = Sampling(echo=True, logprobs=2, prompt_logprobs=0)
+    responses = await generate(doors, Request(prompt="hi", sampling=sampling))
+    assert [len(position.top) for position in responses[-1].prompt_logprobs] == [0]
 
 
 async def test_the_sdk_gets_all_of_it(doors: Doors) -> None:
@@ -127,6 +136,11 @@ async def test_the_sdk_gets_all_of_it(doors: Doors) -> None:
             await client.generate("hi", min_p=2.0)
 
 
+def _called(**call: str) -> inference_pb2.Chat:
+    said = inference_pb2.ChatMessage(role="assistant", tool_calls=[inference_pb2.ToolCall(**call)])
+    return inference_pb2.Chat(messages=[said])
+
+
 @pytest.mark.parametrize(
     ("request_", "says_"),
     [
@@ -146,6 +160,12 @@ async def test_the_sdk_gets_all_of_it(doors: Doors) -> None:
         (Request(prompt="a", prompt_options={"continue_final_message": True}), "continue_final_message"),
         (Request(chat=CHAT, prompt_options={"chat_template_kwargs": {"messages": 1}}), "messages"),
         (Request(prompt="a", cache_salt="s" * 257), "cache_salt"),
+        (Request(prompt="a", sampling=Sampling(stop=["s" * 1025])), "stop[0]"),
+        (Request(prompt="a", include_reasoning=True), "include_reasoning"),
+        (Request(prompt="a", structured_outputs={"regex": "a", "strict": True}), "structured_outputs.strict"),
+        (Request(prompt="a", structured_outputs={"strict": True}), "structured_outputs.strict"),
+        (Request(chat=_called(id="", name="f")), "chat.messages[0].tool_calls[0].id"),
+        (Request(chat=_called(id="c", name="")), "chat.messages[0].tool_calls[0].name"),
     ],
 )
 async def test_bad_values_are_named(doors: Doors, request_: Request, says_: str) -> None:

@@ -6,15 +6,19 @@ import json
 
 from router.generation import GrammarSpec
 from router.structured.asked import AskedAnswer
-from router.structured.compiler import GrammarCompiler
+from router.structured.compiler import GrammarCompiler, Observe
 from router.structured.wanted import Reasoning, Wanted
 from router.tools.asked import ToolFields
 from router.tools.parsers.base import CallForm
 from tests.support.tiny_tokenizer import IM_END, VOCAB_SIZE, byte_tokenizer
 
 
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(byte_tokenizer().to_str, VOCAB_SIZE, frozenset((IM_END,)))
+def _unobserved(outcome: str, seconds: float) -> None:
+    """Nobody counts."""
+
+
+def compiler(observe: Observe = _unobserved) -> GrammarCompiler:
+    return GrammarCompiler(byte_tokenizer().to_str, VOCAB_SIZE, frozenset((IM_END,)), observe)
 
 
 def schema(value: object, strict: bool = False) -> AskedAnswer:

@@ -6,20 +6,26 @@ import asyncio
 import json
 import random
 import threading
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
+from router.model_reading import AskedOfAnswers, ModelReading
 from router.structured.asked import MAX_SOURCE, AskedAnswer
 from router.structured.compiler import GrammarCompiler
 from router.structured.wanted import Draft, Wanted, draft
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from router.tools.asked import ToolFields
 from router.tools.parsers.registry import FORMS
 from tests.router.structured.support import answer, calls, compiler, schema, spec_of
+from tests.router.templates import HERMES
 from tests.router.tools.calls import read
 from tests.support.grammar_walks import accepts, walk
+from tests.support.tiny_tokenizer import text_folder
 
 
 def _lark(source: str) -> Wanted:
@@ -36,15 +42,53 @@ async def test_each_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
         return draft(wanted)
 
     monkeypatch.setattr("router.structured.compiler.draft", counted)
-    grammars = compiler()
+    outcomes: list[str] = []
+    grammars = compiler(lambda outcome, seconds: outcomes.append(outcome) if seconds >= 0 else None)
     good, bad = answer(schema({"type": "object"})), answer(schema({"not": {}}))
     specs = await asyncio.gather(*(grammars.resolve(good) for _ in range(8)))
     assert len({id(spec) for spec in specs}) == 1
     for _ in range(3):
         with pytest.raises(InvalidRequestError, match="not supported"):
             await grammars.resolve(bad)
+    await grammars.resolve(good)
     assert drafted == [good, bad]
     assert threading.get_ident() not in threads
+    assert outcomes == ["compiled"] * 8 + ["refused"] * 3 + ["cached"]
+
+
+async def test_what_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = compiler()
+    monkeypatch.setattr(grammars, "_compile", lambda wanted: pytest.fail("compiled"))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"title": "a" * MAX_SOURCE}}}
+    fields = ToolFields.model_validate({"tools": [tool], "tool_choice": "required"})
+    for wanted in (_lark("a" * (MAX_SOURCE + 1)), calls(FORMS["hermes"], fields)):
+        with pytest.raises(InvalidRequestError, match="are allowed"):
+            await grammars.resolve(wanted)
+
+
+async def test_descriptions_of_tools_change_no_grammar(tmp_path: Path) -> None:
+    outcomes: list[str] = []
+    folder = text_folder(tmp_path)
+    reading = ModelReading(
+        Tokenizer.load(folder),
+        ChatTemplate(HERMES, {}, "test"),
+        observe=lambda outcome, seconds: outcomes.append(outcome),
+    )
+    await reading.warm()
+    for text in ("one", "two"):
+        tool = {"type": "function", "function": {"name": "f", "description": text}}
+        fields = ToolFields.model_validate({"tools": [tool], "tool_choice": "required"})
+        await reading.of(AskedOfAnswers(calls=fields.asked_calls(), chat=True), (1,))
+    assert outcomes == ["compiled", "cached"]
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+@pytest.mark.parametrize("depth", [65, 400, 900])
+async def test_constants_are_of_bounded_depth(keyword: str, depth: int) -> None:
+    text = f'{{"{keyword}": [{"[" * depth}{"]" * depth}]}}'
+    with pytest.raises(InvalidRequestError, match="nested more than 64 deep") as caught:
+        await compiler().resolve(answer(AskedAnswer("json_schema", text, "schema")))
+    assert caught.value.param == f"schema.{keyword}"
 
 
 async def test_nothing_wanted_needs_no_grammar() -> None:
@@ -99,7 +143,9 @@ async def test_what_no_answer_can_match_is_refused() -> None:
 async def test_a_model_without_eos_has_grammars_too() -> None:
     from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_tokenizer
 
-    grammars = GrammarCompiler(byte_tokenizer().to_str, VOCAB_SIZE, frozenset())
+    grammars = GrammarCompiler(
+        byte_tokenizer().to_str, VOCAB_SIZE, frozenset(), lambda outcome, seconds: None
+    )
     assert await grammars.resolve(answer(AskedAnswer("regex", "a", "p"))) == GrammarSpec("regex", "a")
 
 
