@@ -52,7 +52,7 @@ constexpr long K_BLOCK = 2048;  // inputs whose weights (of a pair) stay there
 constexpr long GROUP = 64;      // inputs that share one scale of quantised activations
 constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
 constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 64;    // most rows (tokens x heads of a group) of an attention tile
+constexpr long QUERIES = 96;   // most rows (tokens x heads of a group) of an attention tile
 
 typedef float F __attribute__((vector_size(W * 4)));
 typedef int32_t I __attribute__((vector_size(W * 4)));
@@ -654,10 +654,14 @@ struct Attention {
     long end = std::min((span + 1) * SPAN, last(w) + 1);
     long seen = oldest(position(w, w.first)), begin = std::max(span * SPAN, seen / KEYS * KEYS);
     for (long start = begin; start < end; start += KEYS) {
-      long count = std::min(KEYS, end - start), wide = (count + W - 1) / W * W;
+      long count = std::min(KEYS, end - start);
       gather(w, start, count, seen, ahead_of(w, start + KEYS, after), keys, values);
       for (long row = 0; row < rows; row += MR) {
         long taken = std::min<long>(MR, rows - row);
+        // Keys behind the last of these rows are seen by none of them.
+        long seen_by = position(w, w.first + (row + taken - 1) / group) + 1 - start;
+        if (seen_by <= 0) continue;
+        long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
         product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
         for (long i = 0; i < taken; ++i) {
           long at = position(w, w.first + (row + i) / group);
@@ -666,7 +670,7 @@ struct Attention {
           if (factor != 1.0f)
             for (long j = 0; j < d; j += W) store(sums + j, load(sums + j) * factor);
         }
-        product({scores, KEYS, values, d, PANEL, count, r.sums + row * d, d, true, nullptr, 0}, taken, d);
+        product({scores, KEYS, values, d, PANEL, near, r.sums + row * d, d, true, nullptr, 0}, taken, d);
       }
     }
   }
