@@ -52,7 +52,7 @@ constexpr long K_BLOCK = 2048;  // inputs whose weights (of a pair) stay there
 constexpr long GROUP = 64;      // inputs that share one scale of quantised activations
 constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
 constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 96;   // most rows (tokens x heads of a group) of an attention tile
+constexpr long QUERIES = 96;    // most rows (tokens x heads of a group) of an attention tile
 
 typedef float F __attribute__((vector_size(W * 4)));
 typedef int32_t I __attribute__((vector_size(W * 4)));
@@ -589,8 +589,8 @@ struct Attention {
     }
   }
 
-  // Scores of a row become weights; returns the factor for what was summed before.
-  float softmax(float* scores, long start, long count, long from, long to, const Running& r, long row) const {
+  // Scales and masks the scores of a row; returns the largest, -infinity where no key is seen.
+  float seen_scores(float* scores, long start, long count, long from, long to) const {
     const F none = splat(-INFINITY);
     F lane;
     for (int i = 0; i < W; ++i) lane[i] = i;
@@ -606,21 +606,38 @@ struct Attention {
       store(scores + i, v);
       best = vmax(best, v);
     }
-    float before = r.largest[row], largest = std::max(before, max_lanes(best));
-    if (largest == -INFINITY) {
-      std::memset(scores, 0, count * sizeof(float));
-      return 1.0f;
+    return max_lanes(best);
+  }
+
+  // Scores of rows become weights, and what was summed before is scaled to the largest score so far. Each pass goes
+  // over all rows, for one row's chain of dependencies would leave most of the machine idle.
+  void softmax(float* scores, long count, const float* best, const Running& r, long first, long rows) const {
+    constexpr int LANES = (MR + W - 1) / W * W;
+    alignas(64) float factor[LANES] = {}, largest[LANES] = {};
+    for (long i = 0; i < rows; ++i) {
+      float before = r.largest[first + i];
+      largest[i] = std::max(before, best[i]);
+      // No key was seen yet: the difference of infinities is no number.
+      factor[i] = largest[i] == -INFINITY ? 0.0f : before - largest[i];
     }
-    float factor = factor_of(before, largest);
-    F total = load(r.weights + row * W) * factor;
-    for (long i = 0; i < count; i += W) {
-      F p = exp_of(load(scores + i) - largest);
-      store(scores + i, p);
-      total += p;
+    for (int i = 0; i < LANES; i += W) store(factor + i, exp_of(load(factor + i)));
+    for (long i = 0; i < rows; ++i) {
+      float *row = scores + i * KEYS, *sums = r.sums + (first + i) * s.head_dim;
+      if (largest[i] == -INFINITY) {
+        std::memset(row, 0, count * sizeof(float));
+        continue;
+      }
+      F total = load(r.weights + (first + i) * W) * factor[i];
+      for (long j = 0; j < count; j += W) {
+        F p = exp_of(load(row + j) - largest[i]);
+        store(row + j, p);
+        total += p;
+      }
+      store(r.weights + (first + i) * W, total);
+      if (largest[i] != r.largest[first + i])
+        for (long j = 0; j < s.head_dim; j += W) store(sums + j, load(sums + j) * factor[i]);
+      r.largest[first + i] = largest[i];
     }
-    store(r.weights + row * W, total);
-    r.largest[row] = largest;
-    return factor;
   }
   static float factor_of(float before, float largest) {
     return before == largest ? 1.0f : exp_of(splat(before - largest))[0];
@@ -663,13 +680,12 @@ struct Attention {
         if (seen_by <= 0) continue;
         long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
         product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
+        float best[MR];
         for (long i = 0; i < taken; ++i) {
           long at = position(w, w.first + (row + i) / group);
-          float factor = softmax(scores + i * KEYS, start, wide, oldest(at), at + 1, r, row + i);
-          float* sums = r.sums + (row + i) * d;
-          if (factor != 1.0f)
-            for (long j = 0; j < d; j += W) store(sums + j, load(sums + j) * factor);
+          best[i] = seen_scores(scores + i * KEYS, start, wide, oldest(at), at + 1);
         }
+        softmax(scores, wide, best, r, row, taken);
         product({scores, KEYS, values, d, PANEL, near, r.sums + row * d, d, true, nullptr, 0}, taken, d);
       }
     }
