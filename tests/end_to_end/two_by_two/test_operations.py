@@ -132,7 +132,8 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
     }
     for sampled in (prefill_after, decode_after):
         assert sampled.keys() >= {
-            "kvrelay_worker_preemptions_total",
+            "kvrelay_worker_preemptions_total/recompute",
+            "kvrelay_worker_preemptions_total/swap",
             "kvrelay_worker_leases",
             "kvrelay_worker_blocks/free",
             "kvrelay_worker_blocks/pinned",
