@@ -14,10 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from cluster.sizes import MAX_SIZE, parse_size
 from engine.config import DECODE_SLOWDOWN_LIMIT, MAX_DECODE_SLOWDOWN
-from router.config import ORIGIN
+from router.config import ORIGIN, ReasoningParserName, ToolParserName
 from router.policies.registry import policy_names
-from router.reasoning.registry import reasoning_parser_names
-from router.tools.parsers.registry import tool_parser_names
 
 
 def _size(value: object) -> object:
@@ -82,12 +80,12 @@ class RouterSpec(_Section):
     grpc_port: Port = Field(default=8001, description="gRPC; 0 takes a free one.")
     policy: str = Field(default="cost", description="File name in router/policies.")
     force_remote_prefill: bool = Field(default=False, description="Never prefill on a decode worker.")
-    tool_parser: str = Field(
+    tool_parser: ToolParserName = Field(
         default="auto",
         description="How the model writes tool calls: auto (by its chat template), none, or a file name in "
         "router/tools/parsers.",
     )
-    reasoning_parser: str = Field(
+    reasoning_parser: ReasoningParserName = Field(
         default="auto",
         description="Whether answers begin with reasoning: auto (by the chat template), none, or think.",
     )
@@ -129,20 +127,6 @@ class RouterSpec(_Section):
         if self.http_port == self.grpc_port != 0:
             raise ValueError(f"http_port and grpc_port are both {self.http_port}; each door needs its own")
         return self
-
-    @field_validator("tool_parser")
-    @classmethod
-    def _known_tool_parser(cls, value: str) -> str:
-        if value not in tool_parser_names():
-            raise ValueError(f"needs one of: {', '.join(tool_parser_names())}")
-        return value
-
-    @field_validator("reasoning_parser")
-    @classmethod
-    def _known_reasoning_parser(cls, value: str) -> str:
-        if value not in reasoning_parser_names():
-            raise ValueError(f"needs one of: {', '.join(reasoning_parser_names())}")
-        return value
 
     @field_validator("policy")
     @classmethod

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import socket
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from router.reasoning.registry import reasoning_parser_names
 from router.tools.parsers.registry import tool_parser_names
 
 # As browsers name them: scheme, host and port alone. "*" is every one.
 ORIGIN = r"^(\*|https?://[^/\s]+)$"
+
+
+def _one_of(names: Callable[[], Sequence[str]]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names():
+            raise ValueError(f"needs one of: {', '.join(names())}")
+        return value
+
+    return AfterValidator(check)
+
+
+ToolParserName = Annotated[str, _one_of(tool_parser_names)]
+ReasoningParserName = Annotated[str, _one_of(reasoning_parser_names)]
 
 
 def _unique_name() -> str:
@@ -42,12 +56,12 @@ class RouterConfig(BaseModel):
         default="127.0.0.1",
         description="Address of RouterAdmin, which asks for no key: whoever reaches it commands the router.",
     )
-    tool_parser: str = Field(
+    tool_parser: ToolParserName = Field(
         default="auto",
         description="How the model writes tool calls: auto (by its chat template), none, or a file name in "
         "router/tools/parsers.",
     )
-    reasoning_parser: str = Field(
+    reasoning_parser: ReasoningParserName = Field(
         default="auto",
         description="Whether answers begin with reasoning: auto (by the chat template), none, or think.",
     )
@@ -81,17 +95,3 @@ class RouterConfig(BaseModel):
     addresses_file: Path | None = Field(
         default=None, description="Written once listening: JSON with http, grpc, admin (host:port) and pid."
     )
-
-    @field_validator("tool_parser")
-    @classmethod
-    def _known_tool_parser(cls, value: str) -> str:
-        if value not in tool_parser_names():
-            raise ValueError(f"needs one of: {', '.join(tool_parser_names())}")
-        return value
-
-    @field_validator("reasoning_parser")
-    @classmethod
-    def _known_reasoning_parser(cls, value: str) -> str:
-        if value not in reasoning_parser_names():
-            raise ValueError(f"needs one of: {', '.join(reasoning_parser_names())}")
-        return value

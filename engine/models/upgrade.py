@@ -47,6 +47,7 @@ class UpgradingModel:
         try:
             self._better = better()
             logger.info("the faster model is ready")
-        # Whatever it is, there is a model that serves.
+        # The thread's last net. A failed build is only the likeliest cause, and whatever it is, the model at
+        # hand goes on serving: an error that left the thread would be told to nobody who reads the log.
         except Exception:
             logger.exception("the faster model could not be made")
