@@ -6,7 +6,6 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -18,12 +17,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from engine.api import GrammarKind, GrammarSpec
 from engine.grammar.base import CompiledGrammar, GrammarError, GrammarMatcher
+from grammars.compiling import MAX_SOURCE_CHARS, compiling_pool
 
-MAX_SOURCE_CHARS = 128 * 1024
-"""Longest grammar. The library's compiler recurses, at most this often: see `_STACK_BYTES`."""
-
-_STACK_BYTES = 256 << 20
-_COMPILE_THREADS = 2
 _CACHED_GRAMMARS = 64
 
 
@@ -122,7 +117,7 @@ class GuidanceCompiler:
         # Both guarded by the lock.
         self._alive: WeakValueDictionary[GrammarSpec, _Compiled] = WeakValueDictionary()
         self._recent: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
-        self._pool = _pool_with_large_stacks()
+        self._pool = compiling_pool()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """See `engine.grammar.base.GrammarCompiler`."""
@@ -209,17 +204,3 @@ def _add_stand_in(tokenizer: Tokenizer) -> int:
 
 def _first_line(message: str) -> str:
     return message.strip().partition("\n")[0]
-
-
-def _pool_with_large_stacks() -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="grammar")
-    started = threading.Barrier(_COMPILE_THREADS)
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        # Threads are made as work comes, and get the size that is set at that moment.
-        waiting: list[Future[int]] = [pool.submit(started.wait) for _ in range(_COMPILE_THREADS)]
-    finally:
-        threading.stack_size(before)
-    for future in waiting:
-        future.result()
-    return pool

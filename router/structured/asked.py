@@ -9,17 +9,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from grammars.compiling import MAX_SOURCE_CHARS
 from router.described import SWITCH, asked
 from router.errors import InvalidRequestError
 from router.structured.patterns import MAX_LENGTH
 
 MAX_CHOICES = 1024
-# Characters of a schema, a grammar or all tools' schemas.
-MAX_SOURCE = 128 << 10
-_SCHEMA = f"JSON Schema of the supported keywords, up to {MAX_SOURCE} characters"
+_SCHEMA = f"JSON Schema of the supported keywords, up to {MAX_SOURCE_CHARS} characters"
 _REGEX = f"Rust's dialect without look-around, up to {MAX_LENGTH} characters"
 _CHOICE = f"1 to {MAX_CHOICES} texts of at least 1 character"
-_GRAMMAR = f"Lark as llguidance reads it, or GBNF, up to {MAX_SOURCE} characters"
+_GRAMMAR = f"Lark as llguidance reads it, or GBNF, up to {MAX_SOURCE_CHARS} characters"
 
 AskedKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from llguidance import LLMatcher, LLTokenizer
 
+from grammars.compiling import MAX_SOURCE_CHARS, compiling_pool
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
-from router.structured.asked import MAX_SOURCE
 from router.structured.json_schema import CheckedSchema, Place, Schema, moved_down
 from router.structured.language import guided
 from router.structured.wanted import Draft, Wanted, check_sizes, draft
 
 CACHED = 256
-# Compilations at once: they are arithmetic, and requests without a grammar need the cores too.
-_WORKERS = 2
-# The library recurses along chains of rules and nested brackets, as deep as a grammar of MAX_SOURCE
-# characters can make them.
-_STACK_BYTES = 256 << 20
 # Subschemas that are compiled one by one to find the one at fault.
 _MAX_SEARCHED = 200
 _WHOLE = "kv_whole"
@@ -99,7 +93,7 @@ class GrammarCompiler:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = _pool_with_large_stacks()
+            self._pool = compiling_pool()
         return self._pool
 
     def _compile(self, wanted: Wanted) -> GrammarSpec | InvalidRequestError:
@@ -107,10 +101,10 @@ class GrammarCompiler:
             drafted = draft(wanted)
         except InvalidRequestError as error:
             return error
-        if len(drafted.spec.source) > MAX_SOURCE:
+        if len(drafted.spec.source) > MAX_SOURCE_CHARS:
             return InvalidRequestError(
-                f"{drafted.param} makes a grammar of {len(drafted.spec.source)} characters; {MAX_SOURCE} are "
-                "allowed.",
+                f"{drafted.param} makes a grammar of {len(drafted.spec.source)} characters; "
+                f"{MAX_SOURCE_CHARS} are allowed.",
                 drafted.param,
                 "invalid_grammar",
             )
@@ -162,20 +156,6 @@ class GrammarCompiler:
     def _schema_problem(self, schema: Schema) -> str | None:
         problem = self._problem(_engine_form(GrammarSpec("json_schema", guided(schema))))
         return None if problem is None else _first_lines(problem)
-
-
-def _pool_with_large_stacks() -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="grammar")
-    started = threading.Barrier(_WORKERS)
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        # Threads are made as work comes, with the size that is set at that moment.
-        waiting: list[Future[int]] = [pool.submit(started.wait) for _ in range(_WORKERS)]
-    finally:
-        threading.stack_size(before)
-    for future in waiting:
-        future.result()
-    return pool
 
 
 def _engine_form(spec: GrammarSpec) -> str:

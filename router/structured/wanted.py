@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from grammars.compiling import MAX_SOURCE_CHARS
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
 from router.reasoning import think
-from router.structured.asked import MAX_SOURCE, AskedAnswer
+from router.structured.asked import AskedAnswer
 from router.structured.json_schema import CheckedSchema, Schema, checked_schema
 from router.structured.language import (
     Language,
@@ -76,17 +77,17 @@ class Draft:
 def check_sizes(wanted: Wanted) -> None:
     """Raises InvalidRequestError for what is too long to be compiled, or kept in a cache."""
     asked = wanted.answer
-    if asked is not None and len(asked.source) > MAX_SOURCE:
+    if asked is not None and len(asked.source) > MAX_SOURCE_CHARS:
         raise InvalidRequestError(
-            f"{asked.param} has {len(asked.source)} characters; {MAX_SOURCE} are allowed.",
+            f"{asked.param} has {len(asked.source)} characters; {MAX_SOURCE_CHARS} are allowed.",
             asked.param,
             "invalid_value",
         )
     functions = () if wanted.calls is None else wanted.calls.functions
     size = sum(len(function.parameters) for function in functions)
-    if size > MAX_SOURCE:
+    if size > MAX_SOURCE_CHARS:
         raise InvalidRequestError(
-            f"The tools' parameters have {size} characters; {MAX_SOURCE} are allowed.",
+            f"The tools' parameters have {size} characters; {MAX_SOURCE_CHARS} are allowed.",
             "tools",
             "invalid_value",
         )

@@ -20,10 +20,11 @@ WORKER_ROOMS = {"worker", "engine", "kv_transfer", "prefix_index", "kvrelay", "t
 ALLOWED_ROOMS: dict[str, set[str]] = {
     "kvrelay": set(),
     "telemetry": set(),
+    "grammars": set(),
     "prefix_index": {"telemetry"},
-    "router": {"kvrelay", "prefix_index", "telemetry"},
+    "router": {"kvrelay", "grammars", "prefix_index", "telemetry"},
     "kv_transfer": {"kvrelay", "telemetry"},
-    "engine": {"telemetry"},
+    "engine": {"grammars", "telemetry"},
     "worker": WORKER_ROOMS - {"worker"},
     "prefill_worker": WORKER_ROOMS,
     "decode_worker": WORKER_ROOMS,
@@ -32,6 +33,7 @@ ALLOWED_ROOMS["cluster"] = {*ALLOWED_ROOMS, "cluster"}
 FORBIDDEN_PACKAGES: dict[str, set[str]] = {
     "kvrelay": {"torch", "ray", "redis", "pydantic", "numpy"},
     "telemetry": {"torch", "ray", "grpc", "redis"},
+    "grammars": {"torch", "ray", "grpc", "redis"},
     "prefix_index": {"torch", "ray", "grpc", "nixl"},
     "router": {"torch", "ray", "nixl", "transformers", "safetensors"},
     "kv_transfer": {"ray", "redis"},

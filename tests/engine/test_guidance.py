@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from engine.api import GrammarKind, GrammarSpec
 from engine.grammar.base import GrammarError, GrammarMatcher
-from engine.grammar.guidance import MAX_SOURCE_CHARS, GuidanceCompiler
+from engine.grammar.guidance import GuidanceCompiler
+from grammars.compiling import MAX_SOURCE_CHARS
 from tests.support.tiny_tokenizer import IM_END, VOCAB_SIZE, write_tokenizer
 
 PADDED_VOCAB = VOCAB_SIZE + 5

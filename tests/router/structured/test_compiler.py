@@ -11,10 +11,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from grammars.compiling import MAX_SOURCE_CHARS
 from router.errors import InvalidRequestError
 from router.generation import GrammarSpec
 from router.model_reading import AskedOfAnswers, ModelReading
-from router.structured.asked import MAX_SOURCE, AskedAnswer
+from router.structured.asked import AskedAnswer
 from router.structured.compiler import GrammarCompiler
 from router.structured.wanted import Draft, Wanted, draft
 from router.text.chat_template import ChatTemplate
@@ -59,9 +60,9 @@ async def test_each_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
 async def test_what_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = compiler()
     monkeypatch.setattr(grammars, "_compile", lambda wanted: pytest.fail("compiled"))
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"title": "a" * MAX_SOURCE}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"title": "a" * MAX_SOURCE_CHARS}}}
     fields = ToolFields.model_validate({"tools": [tool], "tool_choice": "required"})
-    for wanted in (_lark("a" * (MAX_SOURCE + 1)), calls(FORMS["hermes"], fields)):
+    for wanted in (_lark("a" * (MAX_SOURCE_CHARS + 1)), calls(FORMS["hermes"], fields)):
         with pytest.raises(InvalidRequestError, match="are allowed"):
             await grammars.resolve(wanted)
 
@@ -113,7 +114,7 @@ async def test_nothing_wanted_needs_no_grammar() -> None:
     ids=["chain", "brackets", "regex", "loop", "json", "twice", "bytes", "gbnf"],
 )
 async def test_hostile_grammars_are_answered(source: str) -> None:
-    assert len(source) <= MAX_SOURCE
+    assert len(source) <= MAX_SOURCE_CHARS
     [found] = await asyncio.gather(compiler().resolve(_lark(source)), return_exceptions=True)
     if isinstance(found, InvalidRequestError):
         assert found.param == "grammar"
@@ -124,7 +125,7 @@ async def test_hostile_grammars_are_answered(source: str) -> None:
 
 @pytest.mark.parametrize("kind", ["json_schema", "grammar", "regex"])
 async def test_sizes_are_bounded(kind: str) -> None:
-    asked = AskedAnswer(kind, '"' + "a" * MAX_SOURCE + '"', "p")
+    asked = AskedAnswer(kind, '"' + "a" * MAX_SOURCE_CHARS + '"', "p")
     with pytest.raises(InvalidRequestError, match=r"allowed|longer") as caught:
         await compiler().resolve(answer(asked))
     assert caught.value.param == "p"
