@@ -28,8 +28,8 @@ class ForwardBatch:
             included; 0 is causal order, all up to itself. Only sequences of at most 64 new tokens may have
             bits: those that verify a tree of drafts. A tree's tokens lie one after the other, whatever their
             positions. None where no token has bits.
-        first_keys: B Python ints: the first token of its context that a sequence's tokens see; those before it
-            have no KV. None where all have.
+        first_keys: B Python ints: the first token of its context that a sequence's tokens see; those before
+            it have no KV. None where all have.
     """
 
     token_ids: torch.Tensor
