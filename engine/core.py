@@ -28,7 +28,8 @@ from engine.request_limits import RequestLimits, max_model_len
 from engine.runner import ModelRunner
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
-from engine.scheduler import Schedule, Scheduler
+from engine.schedule import Schedule
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
 from engine.speculation.speculator import Speculator
@@ -56,8 +57,8 @@ class LLMEngine:
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
         grammars: compiles grammars for the model's vocabulary; without it requests with one are refused.
-        speculator: guesses tokens ahead; None for a token a step.
         clock: monotonic seconds, by which sequences are timed and steps and copies measured.
+        speculator: guesses tokens ahead; None for a token a step.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -76,8 +77,8 @@ class LLMEngine:
         config: EngineConfig,
         hasher: BlockHasher,
         grammars: GrammarCompiler | None = None,
-        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")

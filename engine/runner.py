@@ -19,7 +19,7 @@ from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
 from engine.sampling.logprobs import token_logprobs
-from engine.scheduler import Schedule
+from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.nodes import move_accepted, node_rows, tokens_to_run, tree_order
 from engine.speculation.verification.base import Failure, FailureCause, Pending, Verified
@@ -68,6 +68,15 @@ class RunResult:
         self.failures[index] = failure
         self.drawn.pop(index, None)
         self.prompt_logprobs.pop(index, None)
+
+    def take(self, index: int, alone: RunResult) -> None:
+        """Adds the result of a pass of sequence `index` alone, but for its features."""
+        if 0 in alone.failures:
+            self.failures[index] = alone.failures[0]
+        if 0 in alone.drawn:
+            self.drawn[index] = alone.drawn[0]
+        if 0 in alone.prompt_logprobs:
+            self.prompt_logprobs[index] = alone.prompt_logprobs[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +281,7 @@ class ModelRunner:
             except Exception as own:
                 failure = RunFailure(f"{type(own).__name__}: {own}", kv_is_suspect=False)
                 outcome = RunResult(failures={0: failure})
-            for mine, whole in (
-                (outcome.failures, result.failures),
-                (outcome.drawn, result.drawn),
-                (outcome.prompt_logprobs, result.prompt_logprobs),
-            ):
-                if 0 in mine:
-                    whole[index] = mine[0]
+            result.take(index, outcome)
             if outcome.features is not None:
                 parts.append(outcome.features)
             starts.append(starts[-1] + (0 if outcome.features is None else len(outcome.features)))

@@ -85,7 +85,7 @@ class BlockManager:
         return True
 
     def reach(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int:
-        """Grows a sequence for `num_tokens` tokens, as far as `spare` blocks are left; tokens it then holds."""
+        """Grows a sequence for `num_tokens` tokens where `spare` blocks stay; the tokens it then holds."""
         wanted = min(self.blocks_for(num_tokens), self.tables.array.shape[1])
         while len(sequence.blocks) < wanted and self.pool.num_available > spare:
             self.grow(sequence)

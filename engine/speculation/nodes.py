@@ -23,7 +23,9 @@ def tokens_to_run(sequence: EngineSequence, count: int) -> list[int]:
 def node_rows(ends: Ids, counts: Ids) -> Ids:
     """The last `counts[i]` rows before `ends[i]`, for all i, one after the other."""
     starts = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + np.repeat(ends - counts - starts, counts)
+    rows = np.arange(int(counts.sum()), dtype=np.int64)
+    rows += np.repeat(ends - counts - starts, counts)
+    return rows
 
 
 def tree_order(
@@ -68,13 +70,7 @@ def move_accepted(kv: torch.Tensor, table: Ids, first: int, path: Sequence[int],
     if not moved:
         return
     sources, targets = np.array(moved, dtype=np.int64).T
-    source_blocks, source_offsets = (
-        torch.from_numpy(table[sources // block_size]),
-        torch.from_numpy(sources % block_size),
-    )
-    target_blocks, target_offsets = (
-        torch.from_numpy(table[targets // block_size]),
-        torch.from_numpy(targets % block_size),
-    )
+    source_blocks, target_blocks = table[sources // block_size], table[targets // block_size]
+    source_offsets, target_offsets = sources % block_size, targets % block_size
     # Indexing copies first, so a node may lie where another goes.
     kv[target_blocks, :, :, :, target_offsets] = kv[source_blocks, :, :, :, source_offsets]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.models.features import FeaturePoints
 from engine.runner import RunResult
-from engine.scheduler import Schedule
+from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Extent, TargetPass
 from engine.speculation.planner import DraftPlanner
