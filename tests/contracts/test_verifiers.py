@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from engine.api import SamplingParams
 from engine.speculation.verification.registry import rules as verification_rules
 from tests.engine.sampling_rows import GREEDY
 from tests.engine.speculation import small_drafters
