@@ -9,31 +9,34 @@ constexpr long GROUP = 64;      // inputs that share one scale of quantised acti
 
 // Quantises a row of n inputs, padded with zeros to groups of GROUP.
 void quantise_row(const float* x, long n, int8_t* q, float* scales, int32_t* zeros) {
+  constexpr int VECTORS = GROUP / W;
+  typedef int8_t Bytes __attribute__((vector_size(W)));
+  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   for (long g = 0; g * GROUP < n; ++g) {
-    long count = std::min(GROUP, n - g * GROUP);
-    float values[GROUP] = {};
-    std::memcpy(values, x + g * GROUP, count * sizeof(float));
-    F largest{}, nothing{};
-    for (long i = 0; i < GROUP; i += W) {
-      F v = load(values + i);
-      largest = vmax(largest, vmax(v, -v));
-      nothing += v - v;
+    F v[VECTORS];
+    I largest{};
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; ++i) {
+      v[i] = load_part(x + g * GROUP + i * W, std::max(0L, n - g * GROUP - i * W));
+      // As integers, so that what is no number counts as larger than all numbers.
+      largest = vmax(largest, (I)v[i] & 0x7fffffff);
     }
-    float peak = max_lanes(largest), inverse = peak > 0 ? 127.0f / peak : 0.0f;
-    int32_t sum = 0;
-    for (long i = 0; i < GROUP; ++i) {
-      // Adding 1.5 * 2^23 rounds to the nearest integer.
-      float rounded = values[i] * inverse + 12582912.0f;
-      int32_t bits;
-      std::memcpy(&bits, &rounded, 4);
-      int8_t value = (int8_t)bits;
-      q[g * GROUP + i] = value;
+    int32_t bits = max_lanes(largest);
+    float peak;
+    std::memcpy(&peak, &bits, 4);
+    float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    I sum{};
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; ++i) {
+      I value = (I)(v[i] * inverse + magic) - (I)magic;
+      Bytes bytes = __builtin_convertvector(value, Bytes);
+      std::memcpy(q + g * GROUP + i * W, &bytes, W);
       sum += value;
     }
-    // What is no number has no int8, and a maximum passes over it: the scale tells of it.
-    scales[g] = peak / 127.0f + sum_lanes(nothing);
+    // What is no number, or infinite, has no int8: the scale tells of it.
+    scales[g] = peak / 127.0f + (peak - peak);
     // Weights are stored with 128 added: this takes it off again.
-    zeros[g] = -128 * sum;
+    zeros[g] = -128 * sum_lanes(sum);
   }
 }
 

@@ -28,7 +28,7 @@ typedef int32_t I __attribute__((vector_size(W * 4)));
 inline F load(const float* p) { F v; std::memcpy(&v, p, sizeof v); return v; }
 inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 inline F splat(float x) { return F{} + x; }
-inline F vmax(F a, F b) { return a > b ? a : b; }
+template <class V> inline V vmax(V a, V b) { return a > b ? a : b; }
 
 // The first n lanes, the others 0.
 inline F load_part(const float* p, long n) {
@@ -39,16 +39,16 @@ inline F load_part(const float* p, long n) {
 }
 inline void store_part(float* p, F v, long n) { n >= W ? store(p, v) : (void)std::memcpy(p, &v, n * sizeof(float)); }
 
-template <int S, int... L> inline F rotated(F v, std::integer_sequence<int, L...>) {
+template <int S, class V, int... L> inline V rotated(V v, std::integer_sequence<int, L...>) {
   return __builtin_shufflevector(v, v, ((L + S) % W)...);
 }
 using Lanes = std::make_integer_sequence<int, W>;
 
-template <int S = W / 2> inline float sum_lanes(F v) {
+template <int S = W / 2, class V> inline auto sum_lanes(V v) {
   if constexpr (S == 0) return v[0];
   else return sum_lanes<S / 2>(v + rotated<S>(v, Lanes{}));
 }
-template <int S = W / 2> inline float max_lanes(F v) {
+template <int S = W / 2, class V> inline auto max_lanes(V v) {
   if constexpr (S == 0) return v[0];
   else return max_lanes<S / 2>(vmax(v, rotated<S>(v, Lanes{})));
 }
