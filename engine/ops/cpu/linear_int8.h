@@ -85,7 +85,7 @@ inline void tile_int8(const Quantised& a, const uint8_t* b, long panel, float* c
     for (long l = g * GROUP / 4; l < (g + 1) * GROUP / 4; ++l) {
       I w[N];
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) std::memcpy(&w[j], column[j] + l * PANEL * 4, sizeof(I));
+      for (int j = 0; j < N; ++j) w[j] = load_ints(column[j] + l * PANEL * 4);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) __builtin_prefetch(next + (l * P + p) * 64, 0, 2);
 #pragma GCC unroll 8
