@@ -40,6 +40,8 @@ class CpuAttention:
         """Describes the step to the kernels. Raises ValueError for a pool that is not fp32."""
         if kv.dtype is not torch.float32 or not kv.is_contiguous():
             raise ValueError(f"attention backend 'cpu' needs a contiguous float32 pool, not {kv.dtype}")
+        if batch.visible is not None or batch.first_keys is not None:
+            raise ValueError("attention backend 'cpu' takes no draft trees and no keys that are not there")
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()

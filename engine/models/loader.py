@@ -15,8 +15,9 @@ from engine.attention.registry import create_backend
 from engine.models.base import CausalLM
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
+from engine.models.decoder import Decoder, DecoderWeights
 from engine.models.errors import CheckpointError, ModelError
+from engine.models.layers import FeedForwardWeights, LayerWeights
 from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
 from engine.models.upgrade import UpgradingModel

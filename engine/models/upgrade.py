@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.models.base import CausalLM
+from engine.models.base import CausalLM, SharedParts
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeatureTap
 
@@ -37,6 +37,10 @@ class UpgradingModel:
     def wait(self) -> None:
         """Until the attempt is over; the next step uses what came of it."""
         self._thread.join()
+
+    def shared(self) -> SharedParts:
+        """Of the model that serves now: what takes them should `wait` first."""
+        return self._model.shared()
 
     def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`."""
