@@ -39,8 +39,9 @@ class UpgradingModel:
         self._thread.join()
 
     def shared(self) -> SharedParts:
-        """Of the model that serves now: what takes them should `wait` first."""
-        return self._model.shared()
+        """Of the model that is going to stay: waits for the attempt to be over."""
+        self.wait()
+        return (self._better or self._model).shared()
 
     def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`."""

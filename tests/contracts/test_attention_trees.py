@@ -55,9 +55,7 @@ def with_trees(case: Case, trees: dict[int, DraftTree], first_new: dict[int, int
             positions[start:end] = (starts[-1] + depths)[first:]
             visible[start:end] = torch.tensor(tree.visible)[first:]
     tree_starts = tuple(starts) if first_new else None
-    return replace(
-        case, batch=replace(batch, positions=positions, visible=visible, tree_starts=tree_starts)
-    )
+    return replace(case, batch=replace(batch, positions=positions, visible=visible, tree_starts=tree_starts))
 
 
 def paths(case: Case, layer: int, config: ModelConfig, trees: dict[int, DraftTree]) -> torch.Tensor:
@@ -90,9 +88,7 @@ def paths(case: Case, layer: int, config: ModelConfig, trees: dict[int, DraftTre
 
 def check(name: str, case: Case, config: ModelConfig, trees: dict[int, DraftTree]) -> None:
     for layer, output in enumerate(run(name, case, config)):
-        torch.testing.assert_close(
-            output.double(), paths(case, layer, config, trees), atol=2e-6, rtol=1e-5
-        )
+        torch.testing.assert_close(output.double(), paths(case, layer, config, trees), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -144,6 +140,4 @@ def test_bfloat16(name: str) -> None:
     case = with_trees(make_case([(40, 9), (7, 3)], 16, CONFIG, torch.bfloat16), trees, {})
     case = replace(case, batch=replace(case.batch, first_keys=(3, 1)))
     for layer, output in enumerate(run(name, case, CONFIG)):
-        torch.testing.assert_close(
-            output.double(), paths(case, layer, CONFIG, trees), atol=0.03, rtol=0.03
-        )
+        torch.testing.assert_close(output.double(), paths(case, layer, CONFIG, trees), atol=0.03, rtol=0.03)
