@@ -129,6 +129,8 @@ def make_eagle1(shape: HeadShape, bias: bool = True) -> Tensors:
         "fc.weight": torch.randn(hidden, 2 * hidden, generator=random) / (2 * hidden) ** 0.5,
         **_layer(shape, "layers.0.", hidden, random),
     }
+    for layer in range(1, shape.num_layers):
+        tensors |= _layer(shape, f"layers.{layer}.", hidden, random)
     if bias:
         tensors["fc.bias"] = torch.randn(hidden, generator=random)
     del tensors["layers.0.input_layernorm.weight"]

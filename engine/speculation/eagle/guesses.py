@@ -27,7 +27,7 @@ class Guesses:
 
     Attributes:
         token_ids: [R, N] of the model.
-        log_probs: [R, N] fp32, at most 0.
+        log_probs: [R, N] fp32, at most 0; -inf for what truncation leaves no chance.
     """
 
     token_ids: torch.Tensor
@@ -99,14 +99,14 @@ def _cut_off(
     device, params = best.device, [rule.params for rule in rules]
     whole = torch.logsumexp(logits / temperatures, dim=-1, keepdim=True)
     probs = torch.exp(best / temperatures - whole)
-    before = probs.cumsum(dim=-1) - probs
     top_k = torch.tensor([own.top_k or best.shape[1] for own in params], device=device)[:, None]
     top_p = torch.tensor([own.top_p for own in params], device=device)[:, None]
     min_p = torch.tensor([own.min_p for own in params], device=device)[:, None]
-    cut = (
-        (torch.arange(best.shape[1], device=device) >= top_k)
-        | (before >= top_p)
-        | (probs < min_p * probs[:, :1])
-    )
+    cut = torch.arange(best.shape[1], device=device) >= top_k
+    cut = cut | (probs < min_p * probs[:, :1])
+    left = probs.masked_fill(cut, 0.0)
+    # Top-p is of what the others leave; where they cut nothing off, all of the vocabulary is left.
+    left /= torch.where(cut.any(dim=-1, keepdim=True), left.sum(dim=-1, keepdim=True), 1.0)
+    cut |= left.cumsum(dim=-1) - left >= top_p
     cut[:, 0] = False
     return cut

@@ -21,7 +21,6 @@ from tests.support.drafting import Drafting, features_of
 from tests.support.eagle_heads import (
     DenseHead,
     HeadShape,
-    flat_config,
     layers_config,
     make_eagle1,
     make_eagle3,
@@ -106,6 +105,43 @@ def expected_chain(
         output = fresh.add(drafts[-1], output, position, list(range(position - first)))
 
 
+def expected_tree(
+    drafting: Drafting, reference: DenseHead, tokens: list[int], shape: DraftShape
+) -> set[tuple[int, ...]]:
+    """EAGLE-2 by the paper: each level's `width` best of width x width are expanded, the best of all taken.
+
+    Returns the paths of the drafts.
+    """
+    features = features_of(drafting.model, drafting.drafter.points, tokens)
+    fresh = replace(reference)
+    for position in range(1, len(tokens)):
+        seen = list(range(position - 1))
+        output = fresh.add(tokens[position], fresh.fuse(features[position - 1]), position, seen)
+    history = list(range(len(tokens) - 1))
+    found: list[tuple[float, tuple[int, ...]]] = []
+    level = [(0.0, (), output, history)]
+    for depth in range(1, shape.depth + 1):
+        children = []
+        for score, path, output, seen in level:
+            log_probs, drafts = fresh.logits(output).log_softmax(dim=0).topk(shape.width)
+            for log_prob, draft in zip(log_probs.tolist(), drafts.tolist(), strict=True):
+                children.append((score + log_prob, (*path, fresh.token(draft)), output, seen))
+        found += [(score, path) for score, path, _, _ in children]
+        level = []
+        for score, path, output, seen in sorted(children, key=lambda child: -child[0])[: shape.width]:
+            own = len(fresh.entries[0])
+            output = fresh.add(path[-1], output, len(tokens) - 1 + depth, seen)
+            level.append((score, path, output, [*seen, own]))
+    return {path for _, path in sorted(found, key=lambda one: -one[0])[: shape.size]}
+
+
+def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*paths[parent], token))
+    return set(paths[1:])
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("settings", SHAPES.values(), ids=SHAPES.keys())
 def test_equals_the_dense_head(
@@ -143,3 +179,82 @@ def test_first_generation_equals_the_dense_head(target: CausalLM, tmp_path: Path
         drafting.step([sequence], [count])
         assert drafting.trees == [DraftTree.chain(tuple(expected_chain(drafting, reference, tokens, count)))]
         check(drafting, reference, sequence)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("settings", [SHAPES["plain"], SHAPES["two layers"]], ids=["plain", "two layers"])
+def test_trees_are_those_of_the_paper(
+    target: CausalLM, tmp_path: Path, settings: dict[str, object], block_size: int
+) -> None:
+    head, reference = third(target, tmp_path, draft_vocab=90, **settings)
+    shape = DraftShape(depth=4, width=3, size=12, coupled=True)
+    drafting = Drafting(target, head, shape, block_size, unset=7.0)
+    sequences = [drafting.start(prompt(length, length), seed=length) for length in (13, 2)]
+    for sequence in sequences:
+        drafting.prefill(sequence, 5)
+    for _ in range(3):
+        before = [list(sequence.token_ids) for sequence in sequences]
+        drafting.step(sequences, [12, 12])
+        for tree, tokens in zip(drafting.trees, before, strict=True):
+            assert tree is not None
+            assert paths_of(tree) == expected_tree(drafting, reference, tokens, shape)
+        for sequence in sequences:
+            check(drafting, reference, sequence)
+
+
+def test_a_tree_has_at_most_what_is_wanted_and_what_fits(target: CausalLM, tmp_path: Path) -> None:
+    """The best of fewer; and where blocks are short no node is expanded that has no slot."""
+    head, reference = third(target, tmp_path)
+    shape = DraftShape(depth=3, width=4, size=20, coupled=True)
+    drafting = Drafting(target, head, shape)
+    sequence = drafting.start(prompt(7))
+    drafting.prefill(sequence)
+    (tree,) = drafting.drafter.propose([sequence], [9])
+    assert tree is not None
+    assert tree.parents == (0, 0, 0, 0)
+    drafting.grow(sequence, sequence.num_tokens + 12)
+    for count in (1, 2, 5, 20):
+        (tree,) = drafting.drafter.propose([sequence], [count])
+        assert tree is not None
+        wanted = expected_tree(drafting, reference, sequence.token_ids, replace(shape, size=count))
+        assert paths_of(tree) == wanted
+
+
+def greedy(model: CausalLM, head: EagleHead, tokens: list[int], count: int, **kinds: object) -> list[int]:
+    """Without drafts."""
+    drafting = Drafting(model, head, CHAIN, **kinds)
+    sequence = drafting.start(tokens)
+    drafting.prefill(sequence)
+    while sequence.num_tokens < len(tokens) + count:
+        drafting.step([sequence], [0])
+    return sequence.token_ids
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_tokens_are_those_without_drafts(
+    target: CausalLM, tmp_path: Path, shape: DraftShape, block_size: int
+) -> None:
+    head, _ = third(target, tmp_path)
+    prompts = [prompt(length, length) for length in (6, 70, 1)]
+    drafting = Drafting(target, head, shape, block_size, num_blocks=500)
+    sequences = [drafting.start(tokens) for tokens in prompts]
+    for sequence in sequences:
+        drafting.prefill(sequence, 7)
+    for _ in range(12):
+        drafting.step(sequences, [drafting.drafter.max_drafts] * 3)
+    for sequence, tokens in zip(sequences, prompts, strict=True):
+        count = sequence.num_tokens - len(tokens)
+        assert (
+            sequence.token_ids == greedy(target, head, tokens, count, num_blocks=500)[: sequence.num_tokens]
+        )
+
+
+def test_contexts_beyond_the_heads_own_limit(target: CausalLM, tmp_path: Path) -> None:
+    """Heads are published with far shorter limits than their models have; rotary angles know none."""
+    head, reference = third(target, tmp_path)
+    assert head.config.layers.max_position_embeddings == 64
+    drafting = Drafting(target, head, CHAIN, 16)
+    sequence = drafting.start(prompt(90))
+    drafting.prefill(sequence, 32)
+    check(drafting, reference, sequence)
