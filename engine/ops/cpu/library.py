@@ -1,4 +1,4 @@
-"""The built kernels as Python functions. What they compute is said in kernels.cpp."""
+"""The built kernels as Python functions. What they compute is said in their C++ sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kernel = Callable[..., None]
 
 
 class Step(ctypes.Structure):
-    """What all layers of a step share: `Step` of kernels.cpp. Pointers are to int64 arrays."""
+    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays."""
 
     _fields_ = (
         ("slots", _POINTER),
