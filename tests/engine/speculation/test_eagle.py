@@ -250,6 +250,28 @@ def test_tokens_are_those_without_drafts(
         )
 
 
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_on_the_cpus_own_kernels(folder: Path, tmp_path: Path, shape: DraftShape) -> None:
+    """Operations whose results lie in buffers that the next call overwrites."""
+    model = load_model(folder, ops="cpu")
+    for name, settings in SHAPES.items():
+        head, reference = third(model, tmp_path / name, backend="auto", **settings)
+        drafting = Drafting(model, head, shape, unset=7.0)
+        sequences = [drafting.start(prompt(length, length), seed=length) for length in (9, 17)]
+        for sequence in sequences:
+            drafting.prefill(sequence, 6)
+        for _ in range(2):
+            before = [list(sequence.token_ids) for sequence in sequences]
+            drafting.step(sequences, [drafting.drafter.max_drafts] * 2)
+            for tree, tokens, sequence in zip(drafting.trees, before, sequences, strict=True):
+                check(drafting, reference, sequence)
+                assert tree is not None
+                if shape is CHAIN:
+                    assert list(tree.token_ids) == expected_chain(drafting, reference, tokens, CHAIN.depth)
+                else:
+                    assert paths_of(tree) == expected_tree(drafting, reference, tokens, shape)
+
+
 def test_contexts_beyond_the_heads_own_limit(target: CausalLM, tmp_path: Path) -> None:
     """Heads are published with far shorter limits than their models have; rotary angles know none."""
     head, reference = third(target, tmp_path)
