@@ -43,18 +43,26 @@ class CpuAttention:
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
+        trees = _tree_starts(batch)
+        firsts = None if batch.first_keys is None else torch.tensor(batch.first_keys)
+        visible = None if batch.visible is None else batch.visible.contiguous()
+        positions = batch.positions.contiguous()
         step = self._step
         step.slots = slots.data_ptr()
         step.tables = tables.data_ptr()
         step.query_starts = starts.data_ptr()
         step.contexts = contexts.data_ptr()
+        step.positions = positions.data_ptr()
+        step.visible = _address(visible)
+        step.tree_starts = _address(trees)
+        step.first_keys = _address(firsts)
         step.tokens = len(slots)
         step.sequences = len(contexts)
         step.table_width = tables.shape[1]
         step.block_size = kv.shape[4]
         step.block_stride = kv.stride(0)
         # Addresses are only good while their tensors live.
-        self._alive = (slots, tables, starts, contexts, kv)
+        self._alive = (slots, tables, starts, contexts, positions, visible, trees, firsts, kv)
         self._address = kv.data_ptr()
         self._layer_bytes = kv.stride(1) * kv.itemsize
 
@@ -78,6 +86,20 @@ class CpuAttention:
             self._windows[layer],
         )
         return result
+
+
+def _tree_starts(batch: ForwardBatch) -> torch.Tensor | None:
+    """The token that bit 0 stands for, [B]; None where no token has bits."""
+    if batch.visible is None:
+        return None
+    if batch.tree_starts is not None:
+        return torch.tensor(batch.tree_starts)
+    starts = torch.tensor(batch.query_starts)
+    return torch.tensor(batch.context_lens) - starts.diff()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _heads_whole(tensor: torch.Tensor) -> torch.Tensor:

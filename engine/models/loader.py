@@ -12,11 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.attention.registry import create_backend
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
+from engine.models.decoder import Decoder, DecoderWeights
 from engine.models.errors import CheckpointError, ModelError
+from engine.models.layers import FeedForwardWeights, LayerWeights
 from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
 from engine.models.upgrade import UpgradingModel
@@ -58,7 +59,7 @@ def load_model(
     device: str = "cpu",
     context_length: int = 0,
     kernel_cache: Path | None = None,
-) -> CausalLM:
+) -> DraftedLM:
     """Loads config and weights and makes the model's attention backend.
 
     Args:

@@ -34,6 +34,10 @@ struct Step {
   const int64_t* tables;        // [sequences][table_width]
   const int64_t* query_starts;  // [sequences + 1]
   const int64_t* contexts;      // [sequences]
+  const int64_t* positions;     // [tokens]
+  const int64_t* visible;       // [tokens]: bits of the tree's tokens that a token sees, 0 for causal order; or null
+  const int64_t* tree_starts;   // [sequences]: the key of bit 0; null where `visible` is
+  const int64_t* first_keys;    // [sequences]: what lies before is not there; or null
   int64_t tokens, sequences, table_width;
   int64_t heads, kv_heads, head_dim, block_size, block_stride;
 };
@@ -68,7 +72,21 @@ struct Attention {
   long position(const Work& w, long token) const {
     return s.contexts[w.sequence] - (s.query_starts[w.sequence + 1] - s.query_starts[w.sequence]) + token;
   }
-  long oldest(long position) const { return y.window && position >= y.window ? position - y.window + 1 : 0; }
+  // The bits of a token of a tile; 0 for causal order.
+  uint64_t bits(const Work& w, long token) const {
+    return s.visible ? (uint64_t)s.visible[s.query_starts[w.sequence] + token] : 0;
+  }
+  // The first key that a token of a tile sees. Those of a tree may stand further back than they lie.
+  long oldest(const Work& w, long token) const {
+    long first = s.first_keys ? s.first_keys[w.sequence] : 0;
+    long at = bits(w, token) ? s.positions[s.query_starts[w.sequence] + token] : position(w, token);
+    return y.window ? std::max(first, at - y.window + 1) : first;
+  }
+  long oldest(const Work& w) const {
+    long found = oldest(w, w.first);
+    for (long t = 1; s.visible && t < w.tokens; ++t) found = std::min(found, oldest(w, w.first + t));
+    return found;
+  }
 
   void write(long token) const {
     long block = s.slots[token] / s.block_size, offset = s.slots[token] % s.block_size, d = s.head_dim;
@@ -85,7 +103,7 @@ struct Attention {
     long end = last(w) + 1;
     if (start < end) return {&w, start, std::min(KEYS, end - start)};
     if (!after) return {nullptr, 0, 0};
-    start = oldest(position(*after, after->first)) / KEYS * KEYS;
+    start = oldest(*after) / KEYS * KEYS;
     return {after, start, std::min(KEYS, last(*after) + 1 - start)};
   }
   long last(const Work& w) const { return position(w, w.first + w.tokens - 1); }
@@ -152,6 +170,17 @@ struct Attention {
     return max_lanes(best);
   }
 
+  // Masks scores of keys from `tree` on by the bits that say which are seen; returns the largest that is left.
+  float tree_scores(float* scores, long start, long count, long tree, uint64_t bits) const {
+    for (long i = std::max(tree - start, 0L); i < count; ++i) {
+      long node = start + i - tree;
+      if (node > 63 || !(bits >> node & 1)) scores[i] = -INFINITY;
+    }
+    F best = load(scores);
+    for (long i = W; i < count; i += W) best = vmax(best, load(scores + i));
+    return max_lanes(best);
+  }
+
   // What scores are multiplied by to be powers of 2; a cap has scaled them already.
   float power() const { return (y.softcap > 0 ? 1.0f : y.scale) * 1.44269504f; }
 
@@ -208,7 +237,7 @@ struct Attention {
     float *keys = memory, *values = keys + KEYS * d, *scores = values + KEYS * d;
     clear(r, rows);
     long end = std::min((span + 1) * SPAN, last(w) + 1);
-    long seen = oldest(position(w, w.first)), begin = std::max(span * SPAN, seen / KEYS * KEYS);
+    long seen = oldest(w), begin = std::max(span * SPAN, seen / KEYS * KEYS);
     for (long start = begin; start < end; start += KEYS) {
       long count = std::min(KEYS, end - start);
       gather(w, start, count, seen, ahead_of(w, start + KEYS, after), keys, values);
@@ -221,8 +250,10 @@ struct Attention {
         product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
         float best[MR];
         for (long i = 0; i < taken; ++i) {
-          long at = position(w, w.first + (row + i) / group);
-          best[i] = seen_scores(scores + i * KEYS, start, wide, oldest(at), at + 1);
+          long token = w.first + (row + i) / group;
+          float* own = scores + i * KEYS;
+          best[i] = seen_scores(own, start, wide, oldest(w, token), position(w, token) + 1);
+          if (uint64_t tree = bits(w, token)) best[i] = tree_scores(own, start, wide, s.tree_starts[w.sequence], tree);
         }
         softmax(scores, wide, best, r, row, taken);
         product({scores, KEYS, values, d, PANEL, near, r.sums + row * d, d, true, nullptr, 0}, taken, d);
@@ -274,7 +305,7 @@ struct Attention {
     }
     long items = works.size();
     auto range = [&](const Work& w) {
-      return std::pair{oldest(position(w, w.first)) / SPAN, last(w) / SPAN + 1};
+      return std::pair{oldest(w) / SPAN, last(w) / SPAN + 1};
     };
     static thread_local Scratch<float> shared;
     long size = floats_of(each * group);

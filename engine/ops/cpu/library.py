@@ -16,13 +16,17 @@ Kernel = Callable[..., None]
 
 
 class Step(ctypes.Structure):
-    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays."""
+    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays, or none."""
 
     _fields_ = (
         ("slots", _POINTER),
         ("tables", _POINTER),
         ("query_starts", _POINTER),
         ("contexts", _POINTER),
+        ("positions", _POINTER),
+        ("visible", _POINTER),
+        ("tree_starts", _POINTER),
+        ("first_keys", _POINTER),
         ("tokens", ctypes.c_int64),
         ("sequences", ctypes.c_int64),
         ("table_width", ctypes.c_int64),
