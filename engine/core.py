@@ -208,15 +208,15 @@ class LLMEngine:
             result = self._runner.run(schedule)
             end_unix_ns = time.time_ns()
             block_size = self._blocks.block_size
+            failures, tokens, logprobs = result.failures, result.tokens, result.logprobs
             # Only a step that drew tokens has waited for the device, and only a sound one is typical.
-            if result.tokens and not result.failures:
+            if tokens and not failures:
                 decodes = schedule.num_decodes
                 self._cost.observe(decodes, schedule.num_tokens - decodes, self._clock() - start_s)
             for index, (sequence, num_run) in enumerate(
                 zip(schedule.sequences, schedule.counts, strict=True)
             ):
-                failure = result.failures.get(index)
-                if failure is not None:
+                if failures and (failure := failures.get(index)) is not None:
                     recorder.failed(sequence, failure.message)
                     self._fail(sequence, failure.kv_is_suspect)
                     continue
@@ -226,12 +226,13 @@ class LLMEngine:
                     self._blocks.seal(sequence)
                 if sequence.prompt_logprobs is not None:
                     sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-                self._blocks.drop_behind_window(sequence)
+                if self._blocks.window:
+                    self._blocks.drop_behind_window(sequence)
                 if sequence.hold:
                     recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
-                token_id = result.tokens.get(index)
+                token_id = tokens.get(index)
                 if token_id is not None:
-                    self._take_token(sequence, token_id, result.logprobs.get(index))
+                    self._take_token(sequence, token_id, logprobs.get(index) if logprobs else None)
         output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
