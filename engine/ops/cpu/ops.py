@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.ops.cpu.library import Kernels
 from engine.quantization.int8 import GROUP, Int8Weight
 
