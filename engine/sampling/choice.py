@@ -1,4 +1,4 @@
-"""Draws one token for each of many rows at once, from whole or truncated distributions.
+"""Draws one token for each of many rows at once, from whole or truncated distributions; or tells these.
 
 The Gumbel-max trick: the argmax of log p - log E, with E exponential, is token i with probability p_i. E is
 keyed by row and token id, so no row depends on another and nothing is drawn in any order.
@@ -11,11 +11,13 @@ bound is within 3 of the truth for every draw there is, so the outcome is that o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor, write_uniforms
+from engine.sampling.keys import DrawKey
 from engine.sampling.parts import DrawnPart, PartsOfSteps
 from engine.sampling.rules import TokenRules
 from engine.sampling.truncation import Limits, truncate
@@ -66,6 +68,36 @@ class Drawer:
                 tokens[place] = token_id
         return tokens
 
+    def probabilities(self, logits: torch.Tensor, rows: list[int], rules: list[TokenRules]) -> torch.Tensor:
+        """What `draw` draws from: [len(rows), vocab] fp32, 0 where a token is cut off; arguments as there."""
+        told = torch.zeros(len(rows), logits.shape[1], device=logits.device)
+        for part in self._parts.of(rows, rules, logits):
+            _, scores, *_ = self._room(len(part.places), logits)
+            _score(logits, part, scores)
+            if part.limits is None:
+                told[part.index] = scores.softmax(dim=-1)
+                continue
+            for kept in truncate(scores, part.limits):
+                own = part.index[kept.rows]
+                told[own[:, None], kept.token_ids] = kept.scores.softmax(dim=-1)
+        return told
+
+    def draw_from(self, weights: torch.Tensor, keys: Sequence[DrawKey]) -> list[int]:
+        """Draws a token for each row, in proportion to its weights.
+
+        Args:
+            weights: [R, vocab] fp32, none negative, in each row one that is not 0; left as they are.
+            keys: of the draws, one for each row.
+        """
+        tokens: list[int] = []
+        size = max(1, _CHUNK_ELEMENTS // weights.shape[1])
+        for start in range(0, len(keys), size):
+            part = keys[start : start + size]
+            ids, scores, *memory = self._room(len(part), weights)
+            torch.log(weights[start : start + size], out=scores)
+            tokens += _from_whole(scores, key_tensor(list(part), weights.device), ids, *memory)
+        return tokens
+
     def _room(self, rows: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """All token ids, [1, vocab] int32; and two fp32 and two int32 tensors [rows, vocab], with whatever
         was in them before."""
@@ -99,10 +131,10 @@ def _from_whole(
     bound.mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
     rows, columns = _where(bound >= bound.amax(dim=-1, keepdim=True) - _BOUND_SLACK)
     values = scores[rows, columns] - draws[rows, columns].neg_().log1p_().neg_().log_()
-    best = torch.full((len(scores),), -torch.inf, device=scores.device)
+    best = torch.full((len(keys),), -torch.inf, device=scores.device)
     best.scatter_reduce_(0, rows, values, reduce="amax")
     ids_of_best = columns.masked_fill(values < best[rows], scores.shape[1])
-    tokens = torch.full((len(scores),), scores.shape[1], dtype=torch.int64, device=scores.device)
+    tokens = torch.full((len(keys),), scores.shape[1], dtype=torch.int64, device=scores.device)
     return tokens.scatter_reduce_(0, rows, ids_of_best, reduce="amin").tolist()
 
 
