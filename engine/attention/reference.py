@@ -51,6 +51,6 @@ class ReferenceAttention:
         return output.flatten(1)
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the reference backend."""
     return ReferenceAttention(config)

@@ -107,10 +107,14 @@ void kv_rotate(float* heads, long stride, long tokens, long num_query, long num_
   });
 }
 
+// coarse: numbers may be rounded to bfloat16 before they are multiplied, which is done where the CPU gains by it.
 void kv_attend(const Step* step, const float* query, long query_stride, const float* key, const float* value,
-               long key_stride, float* kv, float* out, float scale, float softcap, long window) {
+               long key_stride, float* kv, float* out, float scale, float softcap, long window, int coarse) {
   Layer layer{query, query_stride, key, value, key_stride, kv, out, scale, softcap, window};
-  Attention{*step, layer, step->heads / step->kv_heads}.run();
+  long group = step->heads / step->kv_heads;
+  if constexpr (HAS_BF16)
+    if (coarse) return Attention<true>{*step, layer, group}.run();
+  Attention<false>{*step, layer, group}.run();
 }
 
 }  // extern "C"

@@ -28,6 +28,11 @@ typedef int32_t I __attribute__((vector_size(W * 4)));
 // Not by memcpy: the compiler would keep what goes through it on the stack.
 typedef float Unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
 inline F load(const float* p) { return *(const Unaligned*)p; }
+inline F splat_lane(const float* p) {  // whatever its bits mean
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return (F)(I{} + bits);
+}
 inline I load_ints(const void* p) { return (I)load((const float*)p); }
 inline void store(float* p, F v) { *(Unaligned*)p = v; }
 inline F splat(float x) { return x - F{}; }  // x + 0 would be computed, for the sake of -0
