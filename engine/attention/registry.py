@@ -30,8 +30,8 @@ def backends() -> dict[str, Callable[[ModelConfig, Ops, bool], AttentionBackend]
 def create_backend(name: str, config: ModelConfig, ops: Ops, *, coarse: bool = False) -> AttentionBackend:
     """Makes a backend for one model; "auto" is the fastest for its operations.
 
-    `coarse` allows a backend to round what it multiplies to bfloat16 where that is faster, as fits a model whose
-    weights are quantised. It need not: only the CPU's does.
+    `coarse` allows a backend to round what it multiplies to bfloat16 where that is faster, as fits a model
+    whose weights are quantised. It need not: only the CPU's does.
 
     Raises:
         ValueError: no backend of that name, or it does not serve this model or these operations.

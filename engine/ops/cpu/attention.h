@@ -12,9 +12,9 @@
 
 namespace {
 
-constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
-constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 192;    // most rows (tokens x heads of a group) of an attention tile
+constexpr long KEYS = 64;      // keys of an attention tile, aligned to absolute positions
+constexpr long SPAN = 256;     // keys that are reduced on their own, then merged in order
+constexpr long QUERIES = 192;  // most rows (tokens x heads of a group) of an attention tile
 
 // Lanes with bit B of their index set change places between two vectors.
 template <int B, int... L> inline void exchange(F& a, F& b, std::integer_sequence<int, L...>) {

@@ -1,16 +1,17 @@
 // Kernels of the CPU path: plain C functions over pointers, called through ctypes.
 //
-// Everything is fp32 unless its name says int8. Two properties hold throughout:
+// Everything is fp32, but for linear layers that are called int8 and attention that may be coarse. Two properties hold throughout:
 // - A row's result does not depend on the other rows, on how many there are, or on the number of threads:
 //   every sum runs over its terms in one fixed order. So tokens are the same in any batch and any chunking.
 // - Vectors are the compiler's own (vector_size), so that one source serves AVX-512, AVX2 and ARM.
-//
-// Weights lie in panels of 32 columns: [ceil(out / 32)][in][32], padded with zeros; a pair of panels at a
-// time meets up to 6 rows in registers. int8 weights lie as [ceil(out / 32)][in / 4][32][4], as the dot
-// product instructions want them.
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 
+#ifdef __linux__
 #include <sys/mman.h>
+#endif
 
 #include "attention.h"
 #include "elementwise.h"

@@ -62,8 +62,10 @@ struct Gated {
     for (long j = 0; j < width; j += W) {
       long n = std::min<long>(W, width - j), column = first + j;
       F one = splat(1.0f), zero{};
-      F gate_scale = scale ? load_part(scale + column, n) : one, up_scale = scale ? load_part(scale + columns + column, n) : one;
-      F gate_bias = bias ? load_part(bias + column, n) : zero, up_bias = bias ? load_part(bias + columns + column, n) : zero;
+      F gate_scale = scale ? load_part(scale + column, n) : one;
+      F up_scale = scale ? load_part(scale + columns + column, n) : one;
+      F gate_bias = bias ? load_part(bias + column, n) : zero;
+      F up_bias = bias ? load_part(bias + columns + column, n) : zero;
       for (long i = 0; i < rows; ++i) {
         F gate = load(c + i * PAIR + j) * gate_scale + gate_bias;
         F up = load(c + i * PAIR + PANEL + j) * up_scale + up_bias;

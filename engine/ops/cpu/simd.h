@@ -93,7 +93,7 @@ inline F exp2_of(F x, F factor) {
   p = p * r + 6.931470037e-01f;
   p = p * r + 1.0f;
   F result = (F)((I)p + ((I)shifted << 23));
-  return n >= -126.0f ? result : F{};
+  return n < -126.0f ? F{} : result;  // what is no number stays so
 }
 inline F sigmoid(F x) { return 1.0f / (1.0f + exp_of(-x)); }
 inline F tanh_of(F x) { return 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f); }
