@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from enum import Enum, auto
 from math import inf
+from typing import TYPE_CHECKING
 
 from engine.api import EngineRequest, TokenLogprobs
 from engine.kv.swap import SwappedKv
 from engine.sampling.rules import TokenRules
+from engine.speculation.tree import DraftTree
+
+# Verification needs torch, which what schedules sequences does not load.
+if TYPE_CHECKING:
+    from engine.speculation.verification.base import Verified
 
 
 class SequenceStatus(Enum):
@@ -52,6 +58,8 @@ class Sequence:
         submitted_s: monotonic time of submission.
         decoding_since_s: when it was first scheduled to decode; infinite before.
         swapped: KV that it had when it was preempted, in host memory. Only while it waits.
+        drafts: what may follow its last token, to be verified in the next step; None for nothing.
+        draft_state: what the drafter keeps for it while it holds its blocks; None at first.
     """
 
     __slots__ = (
@@ -63,6 +71,8 @@ class Sequence:
         "cached_tokens",
         "context_done",
         "decoding_since_s",
+        "draft_state",
+        "drafts",
         "hold",
         "num_announced",
         "num_computed",
@@ -111,6 +121,8 @@ class Sequence:
         wanted = request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.swapped: SwappedKv | None = None
+        self.drafts: DraftTree | None = None
+        self.draft_state: object | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -137,9 +149,23 @@ class Sequence:
         """Tokens to allocate blocks for at admission: a sequence that decodes on gets its next one too."""
         return len(self.token_ids) + (0 if self.hold else 1)
 
+    def grow(self, count: int, verified: Verified | None) -> None:
+        """A pass ran `count` of its tokens, drafts included, and drew what `verified` says."""
+        if verified is None:
+            self.num_computed += count
+            return
+        if self.drafts is not None:
+            count = 1 + len(verified.path)
+            self.drafts = None
+        self.token_ids += verified.token_ids
+        # Whatever is drawn last runs in the next pass, also where it was a draft: its answer ends there.
+        self.num_computed = min(self.num_computed + count, len(self.token_ids) - 1)
+
     def forget_progress(self) -> None:
         """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""
         self.num_computed = 0
         self.num_dropped = 0
         self.num_sealed = 0
         self.recompute_last = False
+        self.drafts = None
+        self.draft_state = None
