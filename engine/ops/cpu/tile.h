@@ -58,31 +58,33 @@ struct Tile {
   const char* next; int lines;
 };
 
-template <bool BF16, int N, int P, int M = MR> inline void rows_of(const Tile& t, long rows) {
+// b and c are where a strip of the tile's columns begins.
+template <bool BF16, int N, int P, int M = MR>
+inline void rows_of(const Tile& t, const float* b, float* c, long rows) {
   if constexpr (M > 0) {
-    if (rows == M) tile<BF16, M, N, P>(t.a, t.lda, t.b, t.ldb, t.panel, t.k, t.c, t.ldc, t.add, t.next);
-    else rows_of<BF16, N, P, M - 1>(t, rows);
+    if (rows == M) tile<BF16, M, N, P>(t.a, t.lda, b, t.ldb, t.panel, t.k, c, t.ldc, t.add, t.next);
+    else rows_of<BF16, N, P, M - 1>(t, b, c, rows);
   }
 }
-template <bool BF16, int N> inline void columns_of(const Tile& t, long rows, long vectors) {
+template <bool BF16, int N> inline void columns_of(const Tile& t, const float* b, float* c, long rows, long vectors) {
   if constexpr (N > 0) {
-    if (vectors == N) rows_of<BF16, N, 0>(t, rows);
-    else columns_of<BF16, N - 1>(t, rows, vectors);
+    if (vectors == N) rows_of<BF16, N, 0>(t, b, c, rows);
+    else columns_of<BF16, N - 1>(t, b, c, rows, vectors);
   }
 }
 
-// c[rows][columns] for rows <= MR and columns a multiple of W.
-template <bool BF16 = false> void product(Tile t, long rows, long columns) {
-  const float* b = t.b;
+// c[rows][columns] for rows <= MR and columns a multiple of W. The tile is not copied: a copy would be read in larger
+// pieces than it was written in, which waits until all that was written before has reached the cache.
+template <bool BF16 = false> void product(const Tile& t, long rows, long columns) {
   for (long at = 0; at < columns; at += STRIP) {
-    t.b = b + at / PANEL * t.panel + at % PANEL;
+    const float* b = t.b + at / PANEL * t.panel + at % PANEL;
+    float* c = t.c + at;
     long vectors = std::min<long>((columns - at) / W, NV);
-    if (vectors < NV || !t.lines) columns_of<BF16, NV>(t, rows, vectors);
-    else if (t.lines == 1) rows_of<BF16, NV, 1>(t, rows);
-    else if (t.lines == 2) rows_of<BF16, NV, 2>(t, rows);
-    else rows_of<BF16, NV, 4>(t, rows);
-    t.c += STRIP;
-    t.lines = 0;
+    int lines = at ? 0 : t.lines;
+    if (vectors < NV || !lines) columns_of<BF16, NV>(t, b, c, rows, vectors);
+    else if (lines == 1) rows_of<BF16, NV, 1>(t, b, c, rows);
+    else if (lines == 2) rows_of<BF16, NV, 2>(t, b, c, rows);
+    else rows_of<BF16, NV, 4>(t, b, c, rows);
   }
 }
 
