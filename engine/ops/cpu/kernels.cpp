@@ -113,9 +113,7 @@ void kv_attend(const Step* step, const float* query, long query_stride, const fl
                long key_stride, float* kv, float* out, float scale, float softcap, long window, int coarse) {
   Layer layer{query, query_stride, key, value, key_stride, kv, out, scale, softcap, window};
   long group = step->heads / step->kv_heads;
-  if constexpr (HAS_BF16)
-    if (coarse) return Attention<true>{*step, layer, group}.run();
-  Attention<false>{*step, layer, group}.run();
+  coarse ? Attention<HAS_BF16>{*step, layer, group}.run() : Attention<false>{*step, layer, group}.run();
 }
 
 }  // extern "C"
