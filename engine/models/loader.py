@@ -37,6 +37,7 @@ from engine.ops.base import HeadNorms, Linear, Norm, Ops
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.ops.registry import select_ops
 from engine.quantization.int8 import Int8Weight
+from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -86,7 +87,7 @@ def load_model(
     selection = select_ops(wanted, device=device, dtype=kind, kernel_cache=kernel_cache or DEFAULT_CACHE)
 
     def load(arithmetic: Ops) -> Decoder:
-        attention = create_backend(attention_backend, config, arithmetic)
+        attention = create_backend(attention_backend, config, arithmetic, coarse=quantization != PLAIN)
         checkpoint = read_checkpoint(model_dir)
         check_weights(checkpoint, config)
         with ExitStack() as stack:
