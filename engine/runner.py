@@ -80,12 +80,13 @@ class ModelRunner:
     Args:
         model: the model.
         kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim].
-        tables: block tables of the scheduled sequences.
+        tables: block tables of the scheduled sequences, page by page.
         sampler: draws the tokens.
     """
 
     def __init__(self, model: CausalLM, kv: torch.Tensor, tables: BlockTables, sampler: Sampler) -> None:
         self._model = model
+        self._num_groups = len(model.config.layer_groups)
         self._kv = kv
         self._tables = tables
         self._sampler = sampler
@@ -135,17 +136,19 @@ class ModelRunner:
         positions = np.arange(schedule.num_tokens, dtype=np.int64)
         positions += np.repeat(starts - query_starts[:-1], counts)
         block_index, offsets = np.divmod(positions, self._block_size)
-        owners = self._tables.array[np.repeat(rows, counts), block_index]
+        groups = self._num_groups
+        columns = block_index * groups + np.arange(groups)[:, None]
+        owners = self._tables.array[np.repeat(rows, counts), columns]
         for i, sequence in enumerate(sequences):
             if sequence.recompute_last:
-                owners[query_starts[i]] = SCRATCH_BLOCK
+                owners[:, query_starts[i]] = SCRATCH_BLOCK
         slots = owners * self._block_size + offsets
 
-        num_blocks = -(-ends // self._block_size)
-        width = int(num_blocks.max())
-        block_tables = self._tables.array[rows, :width]
+        num_pages = -(-ends // self._block_size)
+        width = int(num_pages.max())
+        block_tables = self._tables.array[rows, : width * groups].reshape(len(rows), width, groups)
         # Blocks may be allocated beyond the context so far; what they hold is nobody's business.
-        block_tables[np.arange(width) >= num_blocks[:, None]] = SCRATCH_BLOCK
+        block_tables[np.arange(width) >= num_pages[:, None]] = SCRATCH_BLOCK
 
         token_ids = np.fromiter(
             chain.from_iterable(
@@ -166,7 +169,7 @@ class ModelRunner:
             slots=self._tensor(slots),
             query_starts=tuple(query_starts.tolist()),
             context_lens=tuple(ends.tolist()),
-            block_tables=self._tensor(block_tables),
+            block_tables=self._tensor(np.ascontiguousarray(block_tables.transpose(2, 0, 1))),
             logits_rows=self._tensor(np.concatenate(logits_rows)),
         )
 

@@ -84,7 +84,8 @@ class Decoder:
     def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
         """Writes the batch's KV into `kv` and returns fp32 logits [R, vocab_size].
 
-        `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
+        `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
+        layers of a block are those of one group.
         """
         hidden = self._weights.embedding.index_select(0, batch.token_ids)
         if self._embedding_scale != 1.0:
