@@ -29,6 +29,7 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.features import FeatureTap
 from prefix_index.hashing import ChainHasher
 from tests.engine.digest_model import MODEL_CONFIG
 
@@ -72,7 +73,7 @@ class FreeModel:
         ranks = torch.rand(max_rows, vocab_size, generator=generator).argsort(dim=-1) + 1
         self._logits = -1.5 * ranks.float().log()
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """The first rows of the logits; computes and writes nothing."""
         return self._logits[: len(batch.logits_rows)]
 

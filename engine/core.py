@@ -12,7 +12,6 @@ from engine.api import (
     BlockHasher,
     EngineRequest,
     EngineStats,
-    RequestTooLargeError,
     Reservation,
     StepOutput,
     TokenLogprobs,
@@ -25,8 +24,8 @@ from engine.kv.host_pool import HostPool
 from engine.kv.swap import SwapSpace
 from engine.models.base import CausalLM
 from engine.prefill_budget import PrefillBudget
+from engine.request_limits import RequestLimits, max_model_len
 from engine.runner import ModelRunner
-from engine.sampling import limits
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
@@ -78,7 +77,8 @@ class LLMEngine:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
         num_blocks = kv.shape[0] - 1
-        self.max_model_len = _max_model_len(model, config, num_blocks)
+        self.max_model_len = max_model_len(model.config, config, num_blocks)
+        self._limits = RequestLimits(model.config.vocab_size, self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
         windows = [group.window for group in model.config.layer_groups]
@@ -156,7 +156,7 @@ class LLMEngine:
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.status is not SequenceStatus.RESERVED:
             raise ValueError(f"nothing is reserved for {request_id}")
-        self._check_tokens((first_token_id,))
+        self._limits.check_tokens((first_token_id,))
         if (first_logprobs is None) != (sequence.request.sampling.logprobs is None):
             raise ValueError("log probabilities of the first token come exactly where they are asked for")
         sequence.rules.advance(first_token_id)
@@ -287,32 +287,10 @@ class LLMEngine:
             "all sequences but the asking and the waiting ones hold blocks",
         )
 
-    def _check(self, request: EngineRequest) -> None:
+    def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
         if request.request_id in self._sequences:
             raise ValueError(f"request id {request.request_id} is in use")
-        if not request.prompt_token_ids:
-            raise ValueError("the prompt is empty")
-        self._check_tokens(request.prompt_token_ids)
-        self._check_tokens(request.resumed_token_ids)
-        limits.check(request.sampling, self._vocab_size)
-        if len(request.resumed_token_ids) >= request.sampling.max_tokens:
-            raise ValueError(
-                f"nothing is left to generate: {len(request.resumed_token_ids)} tokens of at most "
-                f"{request.sampling.max_tokens} are there"
-            )
-        if request.num_context_tokens >= self.max_model_len:
-            raise RequestTooLargeError(
-                f"{request.num_context_tokens} tokens leave no room for an answer: prompt and answer "
-                f"together can have {self.max_model_len}; shorten the prompt, or serve with a larger "
-                "max_model_len and the KV memory for it"
-            )
-
-    def _check_tokens(self, token_ids: Sequence[int]) -> None:
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
-
-    def _new_sequence(self, request: EngineRequest, hold: bool) -> EngineSequence:
-        self._check(request)
+        self._limits.check(request)
         rules = TokenRules(
             request.sampling,
             request.prompt_token_ids,
@@ -386,13 +364,3 @@ class LLMEngine:
         del self._sequences[sequence.request_id]
         self._adopted = [adopted for adopted in self._adopted if adopted[0] is not sequence]
         return self._blocks.free(sequence)
-
-
-def _max_model_len(model: CausalLM, config: EngineConfig, num_blocks: int) -> int:
-    own = model.config.max_position_embeddings
-    held = num_blocks // len(model.config.layer_groups) * config.block_size
-    if config.max_model_len > own:
-        raise ValueError(f"max_model_len is {config.max_model_len}, but the model's limit is {own} tokens")
-    if config.max_model_len > held:
-        raise ValueError(f"max_model_len is {config.max_model_len}, but the KV pool holds {held} tokens")
-    return config.max_model_len or min(own, held)

@@ -20,7 +20,10 @@ from engine.models.batch import ForwardBatch
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Schedule
+from engine.sequence import Sequence as EngineSequence
 from telemetry.logs import fields
+
+Ids = npt.NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +125,8 @@ class ModelRunner:
     def build_batch(self, schedule: Schedule) -> ForwardBatch:
         """The tensors of a schedule, on the pool's device.
 
-        Logits are wanted first of the last token of each whole context, then of prompt tokens whose
-        followers' log probabilities are asked for.
+        Logits are wanted first of the last token of each whole context and of the drafts that follow it, then
+        of prompt tokens whose followers' log probabilities are asked for.
         """
         sequences = schedule.sequences
         rows = np.array([sequence.row for sequence in sequences], dtype=np.int64)
@@ -152,14 +155,15 @@ class ModelRunner:
 
         token_ids = np.fromiter(
             chain.from_iterable(
-                sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
+                _tokens_to_run(sequence, count)
                 for sequence, count in zip(sequences, schedule.counts, strict=True)
             ),
             dtype=np.int64,
             count=schedule.num_tokens,
         )
         totals = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
-        logits_rows = [(query_starts[1:] - 1)[ends == totals]]
+        drawing = ends >= totals
+        logits_rows = [_node_rows(query_starts[1:][drawing], (ends - totals)[drawing] + 1)]
         for span in _prompt_spans(schedule):
             first = query_starts[span.index] + span.first - starts[span.index]
             logits_rows.append(np.arange(first, first + span.count))
@@ -259,3 +263,16 @@ def _prompt_spans(schedule: Schedule) -> list[_PromptSpan]:
         if first < end:
             spans.append(_PromptSpan(index, first, end - first))
     return spans
+
+
+def _tokens_to_run(sequence: EngineSequence, count: int) -> list[int]:
+    """The next `count` tokens of a sequence, its drafts behind its own."""
+    first = sequence.num_computed
+    own = sequence.token_ids[first : first + count]
+    return own if sequence.drafts is None else [*own, *sequence.drafts.token_ids]
+
+
+def _node_rows(ends: Ids, counts: Ids) -> Ids:
+    """The last `counts[i]` rows before `ends[i]`, one after the other."""
+    starts = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum())) + np.repeat(ends - counts - starts, counts)

@@ -20,6 +20,7 @@ under steady load of better ones a sequence may wait for ever. Among equals noth
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -28,25 +29,42 @@ from engine.kv.block_pool import require
 from engine.kv.swap import SwapSpace
 from engine.prefill_budget import PrefillBudget
 from engine.sequence import Sequence, SequenceStatus
+from engine.speculation.tree import DraftTree
 
 
 @dataclass(slots=True)
 class Schedule:
     """One step's work: `counts[i]` tokens of `sequences[i]`, from its `num_computed` on.
 
-    The first `num_decodes` sequences run the one token that they lack, the others tokens of their contexts.
+    The first `num_decodes` sequences run the one token that they lack, and drafts behind it; the others tokens
+    of their contexts.
+
+    Attributes:
+        sequences: each once.
+        counts: tokens of each, its drafts included.
+        num_tokens: sum of `counts`.
+        num_decodes: see above.
+        lookahead: drafts that each decode has room for; empty where none speculates.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_decodes: int = 0
+    lookahead: list[int] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Puts `count` tokens of a sequence into the step."""
         self.sequences.append(sequence)
         self.counts.append(count)
         self.num_tokens += count
+
+    def attach(self, index: int, drafts: DraftTree | None) -> None:
+        """Gives a decode the drafts that were found, at most as many as it has room for."""
+        self.sequences[index].drafts = drafts
+        count = 1 if drafts is None else drafts.num_nodes
+        self.num_tokens += count - self.counts[index]
+        self.counts[index] = count
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -64,6 +82,7 @@ class Scheduler:
         max_running: most sequences in a step, and most admitted from the queue at a time. Adopted
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
+        wanted_drafts: says for decodes how many drafts each is to have, 0 included; None where none speculates.
 
     Attributes:
         asking: sequences that a reservation found no room for, by rank.
@@ -82,6 +101,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_running: int,
         prefill_chunk: int,
+        wanted_drafts: Callable[[Iterable[Sequence]], Iterable[int]] | None = None,
     ) -> None:
         for name, value in (
             ("max_batched_tokens", max_batched_tokens),
@@ -96,6 +116,7 @@ class Scheduler:
         self._max_batched_tokens = max_batched_tokens
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
+        self._wanted_drafts = wanted_drafts
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -161,6 +182,8 @@ class Scheduler:
         self._displace_for_head(now_s)
         batch = Schedule()
         self._add_decodes(batch, now_s)
+        if self._wanted_drafts is not None and batch.sequences:
+            batch.lookahead = self._allot(batch, self._wanted_drafts(batch.sequences))
         self._add_contexts(batch, now_s)
         return batch
 
@@ -211,6 +234,24 @@ class Scheduler:
                 sequence.decoding_since_s = now_s
             batch.add(sequence, 1)
         batch.num_decodes = len(batch.sequences)
+
+    def _allot(self, batch: Schedule, wanted: Iterable[int]) -> list[int]:
+        """Room for drafts, behind what every decode needs anyway: nobody is preempted for a guess.
+
+        One more block than the drafts' own may be taken, for the token that follows the last of them: where a
+        drafter keeps KV in the blocks, that token's is written at once. `counts` reserve it in the budget.
+        """
+        allotted: list[int] = []
+        spare = self._growing()
+        for index, (sequence, count) in enumerate(zip(batch.sequences, wanted, strict=True)):
+            count = min(count, self._max_batched_tokens - batch.num_tokens)
+            if count > 0:
+                reach = self._blocks.reach(sequence, sequence.num_tokens + count + 1, spare)
+                count = max(0, min(count, reach - sequence.num_tokens - 1))
+            allotted.append(count)
+            batch.counts[index] += count
+            batch.num_tokens += count
+        return allotted
 
     def _add_contexts(self, batch: Schedule, now_s: float) -> None:
         """Chunks of running contexts and of those that wait, by rank, as the budget allows."""

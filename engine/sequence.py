@@ -8,6 +8,7 @@ from math import inf
 from engine.api import EngineRequest, TokenLogprobs
 from engine.kv.swap import SwappedKv
 from engine.sampling.rules import TokenRules
+from engine.speculation.tree import DraftTree
 
 
 class SequenceStatus(Enum):
@@ -54,6 +55,8 @@ class Sequence:
         submitted_s: monotonic time of submission.
         decoding_since_s: when it was first scheduled to decode; infinite before.
         swapped: KV that it had when it was preempted, in host memory. Only while it waits.
+        drafts: what may follow its last token, to be verified in the next step; None for nothing.
+        draft_state: what the drafter keeps for it while it holds its blocks; None at first.
     """
 
     __slots__ = (
@@ -65,6 +68,8 @@ class Sequence:
         "cached_tokens",
         "context_done",
         "decoding_since_s",
+        "draft_state",
+        "drafts",
         "hold",
         "num_announced",
         "num_computed",
@@ -113,6 +118,8 @@ class Sequence:
         wanted = request.sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.swapped: SwappedKv | None = None
+        self.drafts: DraftTree | None = None
+        self.draft_state: object | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -145,3 +152,5 @@ class Sequence:
         self.num_dropped = []
         self.num_sealed = 0
         self.recompute_last = False
+        self.drafts = None
+        self.draft_state = None

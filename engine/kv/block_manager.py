@@ -118,6 +118,20 @@ class BlockManager:
             sequence.blocks.append(block)
         return True
 
+    def reach(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int:
+        """Grows a sequence for up to `num_tokens` tokens, leaving `spare` blocks; the tokens it then holds."""
+        wanted = min(self.pages_for(num_tokens) * self.num_groups, self.tables.array.shape[1])
+        while len(sequence.blocks) < wanted and self.pool.num_available >= spare + self.num_groups:
+            self.grow(sequence)
+        return self.capacity_of(sequence)
+
+    def trim(self, sequence: EngineSequence) -> None:
+        """Lets go the pages behind the one that the sequence's next token goes to."""
+        needed = self.pages_for(sequence.tokens_to_hold) * self.num_groups
+        for index in range(len(sequence.blocks) - 1, needed - 1, -1):
+            self.pool.release(sequence.blocks.pop(), keep=False)
+            self.tables.put(sequence.row, index, SCRATCH_BLOCK)
+
     def drop_behind_window(self, sequence: EngineSequence) -> None:
         """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
         for group, window in self._sliding:

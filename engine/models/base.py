@@ -8,6 +8,7 @@ import torch
 
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.features import FeatureTap
 
 
 class CausalLM(Protocol):
@@ -15,10 +16,13 @@ class CausalLM(Protocol):
 
     config: ModelConfig
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """Writes the batch's KV into `kv` and returns fp32 logits [R, vocab_size].
 
-        `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
-        layers of a block are those of one group.
+        Args:
+            batch: the new tokens.
+            kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
+                layers of a block are those of one group.
+            tap: gets the features of all tokens of the batch.
         """
         ...

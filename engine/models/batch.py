@@ -25,6 +25,12 @@ class ForwardBatch:
         context_lens: B Python ints.
         block_tables: [G, B, max_blocks].
         logits_rows: [R] rows of the flat batch whose logits are wanted.
+        visible: [T], which new tokens of its own sequence a token sees: bit j stands for the j-th, itself
+            included; 0 is causal order, all up to itself. Only sequences of at most 64 new tokens may have
+            bits: those that verify a tree of drafts. A tree's tokens lie one after the other, whatever their
+            positions. None where no token has bits.
+        first_keys: B Python ints: the first token of its context that a sequence's tokens see; those before
+            it have no KV. None where all have.
     """
 
     token_ids: torch.Tensor
@@ -34,3 +40,5 @@ class ForwardBatch:
     context_lens: tuple[int, ...]
     block_tables: torch.Tensor
     logits_rows: torch.Tensor
+    visible: torch.Tensor | None = None
+    first_keys: tuple[int, ...] | None = None

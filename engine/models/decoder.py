@@ -13,6 +13,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.features import FeatureTap
 from engine.models.moe import ExpertsWeights, run_experts
 from engine.models.rotary import Rotary
 from engine.ops.base import HeadNorms, Linear, Norm, Ops
@@ -81,20 +82,22 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(weights.embedding.dtype))
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
-        """Writes the batch's KV into `kv` and returns fp32 logits [R, vocab_size].
-
-        `kv` is the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
-        layers of a block are those of one group.
-        """
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
+        """As `CausalLM.forward`."""
         hidden = self._weights.embedding.index_select(0, batch.token_ids)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
         angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
         for index, layer in enumerate(self._weights.layers):
+            if tap is not None:
+                tap.entering(index, hidden)
             self._attend(index, layer, hidden, *angles[index])
             self._feed_forward(layer, hidden)
+        if tap is not None:
+            tap.entering(self.config.num_layers, hidden)
+            if tap.points.final:
+                tap.final(self._ops.rms_norm(hidden, self._weights.final_norm))
         last = hidden.index_select(0, batch.logits_rows)
         logits = self._ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm)
         softcap = self.config.logit_softcap

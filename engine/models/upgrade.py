@@ -10,6 +10,7 @@ import torch
 
 from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
+from engine.models.features import FeatureTap
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,11 @@ class UpgradingModel:
         """Until the attempt is over; the next step uses what came of it."""
         self._thread.join()
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`."""
         if self._better is not None:
             self._model, self._better = self._better, None
-        return self._model.forward(batch, kv)
+        return self._model.forward(batch, kv, tap)
 
     def _make(self, better: Callable[[], CausalLM]) -> None:
         try:

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts, their verification, and how many of them pay."""

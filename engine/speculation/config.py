@@ -1,0 +1,34 @@
+"""How a deployment speculates. Names are those that users of other servers know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Settings of one engine's speculation.
+
+    Attributes:
+        method: file name in `engine/speculation/drafters/`, or "none".
+        model: folder of the draft model or head; None where the method needs none.
+        num_speculative_tokens: most drafts one behind the other: the length of a chain, the depth of a tree.
+        eagle_topk: children of a tree's node; 1 is a chain.
+        num_draft_tokens: nodes of a tree that are verified, the root included, at most 64.
+        prompt_lookup_max: longest n-gram that prompt lookup matches.
+        prompt_lookup_min: shortest.
+        verification: file name in `engine/speculation/verification/` for requests without a seed of their
+            own; those with one use "coupled".
+        adaptive: whether each step chooses how many drafts pay, up to the limits above.
+    """
+
+    method: str = "none"
+    model: Path | None = None
+    num_speculative_tokens: int = 4
+    eagle_topk: int = 1
+    num_draft_tokens: int = 16
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+    verification: str = "coupled"
+    adaptive: bool = True

@@ -1,0 +1,1 @@
+"""Draft methods, one file each. See `engine.speculation.base`."""

@@ -1,0 +1,44 @@
+"""Speculation as the engine's steps see it: how many drafts, which, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.scheduler import Schedule
+from engine.sequence import Sequence as EngineSequence
+from engine.speculation.base import Drafter, TargetPass
+from engine.speculation.planner import DraftPlanner
+
+
+class Speculator:
+    """Ties a drafter and a plan to the steps of an engine.
+
+    Args:
+        drafter: guesses.
+        planner: says how many guesses pay.
+    """
+
+    def __init__(self, drafter: Drafter, planner: DraftPlanner) -> None:
+        self.drafter = drafter
+        self._planner = planner
+
+    def wanted(self, sequences: Iterable[EngineSequence]) -> Sequence[int]:
+        """Drafts that each of the step's decodes is to have."""
+        return self._planner.wanted(list(sequences))
+
+    def propose(self, schedule: Schedule) -> None:
+        """Gives the decodes their drafts, as far as there is room for them."""
+        places = [place for place, count in enumerate(schedule.lookahead) if count]
+        for place in range(schedule.num_decodes):
+            schedule.sequences[place].drafts = None
+        if not places:
+            return
+        trees = self.drafter.propose(
+            [schedule.sequences[place] for place in places], [schedule.lookahead[place] for place in places]
+        )
+        for place, tree in zip(places, trees, strict=True):
+            schedule.attach(place, tree)
+
+    def extend(self, found: TargetPass) -> None:
+        """Tells the drafter what a pass of the target found."""
+        self.drafter.extend(found)

@@ -1,0 +1,92 @@
+"""Drafts of one sequence: a tree of tokens that may follow. A chain is a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+# Sequences hold trees, and what schedules sequences loads no torch.
+if TYPE_CHECKING:
+    import torch
+
+MAX_NODES = 64
+"""Most tokens of one sequence in a verifying pass, the root included: a row of its mask is an int64."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Candidates for the tokens that follow a sequence's last one.
+
+    Node 0 is the root, the last token, whose KV is still to be written; node i, from 1 on, is the draft
+    `token_ids[i - 1]`. Children of one node hold different tokens, in the order in which they are tried.
+
+    Attributes:
+        token_ids: the drafts, parents before children; at least one, fewer than `MAX_NODES`.
+        parents: for each draft the node that it follows, a smaller number than its own.
+        distributions: [len(token_ids), vocab] fp32, what each draft was drawn from; None where no draft was
+            drawn but chosen, which is to say with probability 1. Drawn drafts have no siblings.
+
+    Raises:
+        ValueError: not a tree of that form.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    distributions: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.token_ids) < MAX_NODES or len(self.token_ids) != len(self.parents):
+            raise ValueError(f"a tree has 1 to {MAX_NODES - 1} drafts, each with a parent")
+        if any(not 0 <= parent <= index for index, parent in enumerate(self.parents)):
+            raise ValueError("a draft's parent stands before it")
+        if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self.parents):
+            raise ValueError("siblings hold different tokens")
+
+    @classmethod
+    def chain(cls, token_ids: tuple[int, ...], distributions: torch.Tensor | None = None) -> DraftTree:
+        """Each draft follows the one before."""
+        return cls(token_ids, tuple(range(len(token_ids))), distributions)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.token_ids) + 1
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether each draft follows the one before: then causal order is the tree's order."""
+        return self.parents == tuple(range(len(self.parents)))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """For each node how many tokens it stands behind the root."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """For each node its children, in order."""
+        children: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for index, parent in enumerate(self.parents):
+            children[parent].append(index + 1)
+        return tuple(tuple(own) for own in children)
+
+    @cached_property
+    def visible(self) -> tuple[int, ...]:
+        """For each node the bits of the nodes that it sees, itself and its ancestors; as signed int64."""
+        bits = [1]
+        for index, parent in enumerate(self.parents):
+            bits.append(bits[parent] | 1 << (index + 1))
+        return tuple(own - (1 << 64) if own >> 63 else own for own in bits)
+
+    def first(self, count: int) -> DraftTree | None:
+        """The tree of the first `count` drafts; None for 0."""
+        if count >= len(self.token_ids):
+            return self
+        if count <= 0:
+            return None
+        kept = None if self.distributions is None else self.distributions[:count]
+        return DraftTree(self.token_ids[:count], self.parents[:count], kept)
