@@ -193,6 +193,24 @@ def test_blocks_behind_the_window_do_not_matter(name: str) -> None:
         assert torch.equal(output, wanted)
 
 
+@pytest.mark.parametrize("name", backends())
+def test_each_layer_group_has_its_own_blocks(name: str) -> None:
+    """Layers of two windows and of none, whose groups hold several layers: only their own windows matter."""
+    windows = (0, 20, 0, 20, 7, 0, 20, 7, 0)
+    config = replace(CONFIG, num_layers=9, windows=windows, ropes=CONFIG.ropes[:1] * 9)
+    assert [group.window for group in config.layer_groups] == [0, 0, 20, 20, 7]
+    case = make_case([(100, 1), (77, 3), (20, 1), (0, 30)], 16, config, torch.float32)
+    tables = case.batch.block_tables
+    for tables_of_group, group in zip(tables, config.layer_groups, strict=True):
+        if group.window:
+            tables_of_group[0, : (101 - group.window) // 16] = 0
+            tables_of_group[1, : (78 - group.window) // 16] = 0
+    for layer, output in enumerate(run(name, case, config)):
+        torch.testing.assert_close(
+            output.double(), dense_attention(case, layer, config), atol=2e-6, rtol=1e-5
+        )
+
+
 @pytest.mark.parametrize("kv_heads", [1, 6])
 @pytest.mark.parametrize("name", backends())
 def test_any_number_of_kv_heads(name: str, kv_heads: int) -> None:
