@@ -90,6 +90,7 @@ class ModelRunner:
     def __init__(self, model: CausalLM, kv: torch.Tensor, tables: BlockTables, sampler: Sampler) -> None:
         self._model = model
         self._num_groups = len(model.config.layer_groups)
+        self._groups = np.arange(self._num_groups, dtype=np.int64)[:, None]
         self._kv = kv
         self._tables = tables
         self._sampler = sampler
@@ -138,10 +139,9 @@ class ModelRunner:
 
         positions = np.arange(schedule.num_tokens, dtype=np.int64)
         positions += np.repeat(starts - query_starts[:-1], counts)
-        block_index, offsets = np.divmod(positions, self._block_size)
+        pages, offsets = np.divmod(positions, self._block_size)
         groups = self._num_groups
-        columns = block_index * groups + np.arange(groups)[:, None]
-        owners = self._tables.array[np.repeat(rows, counts), columns]
+        owners = self._tables.array[np.repeat(rows, counts), pages * groups + self._groups]
         for i, sequence in enumerate(sequences):
             if sequence.recompute_last:
                 owners[:, query_starts[i]] = SCRATCH_BLOCK
@@ -173,7 +173,7 @@ class ModelRunner:
             slots=self._tensor(slots),
             query_starts=tuple(query_starts.tolist()),
             context_lens=tuple(ends.tolist()),
-            block_tables=self._tensor(np.ascontiguousarray(block_tables.transpose(2, 0, 1))),
+            block_tables=self._tensor(block_tables.transpose(2, 0, 1)),
             logits_rows=self._tensor(np.concatenate(logits_rows)),
         )
 
