@@ -21,50 +21,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
 from engine.kv.swap import SwapSpace
 from engine.prefill_budget import PrefillBudget
+from engine.schedule import Schedule
 from engine.sequence import Sequence, SequenceStatus
-from engine.speculation.tree import DraftTree
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One step's work: `counts[i]` tokens of `sequences[i]`, from its `num_computed` on.
-
-    The first `num_decodes` sequences run the one token that they lack, and drafts behind it; the others tokens
-    of their contexts.
-
-    Attributes:
-        sequences: each once.
-        counts: tokens of each, its drafts included.
-        num_tokens: sum of `counts`.
-        num_decodes: see above.
-        lookahead: drafts that each decode has room for; empty where none speculates.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_decodes: int = 0
-    lookahead: list[int] = field(default_factory=list)
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        """Puts `count` tokens of a sequence into the step."""
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.num_tokens += count
-
-    def attach(self, index: int, drafts: DraftTree | None) -> None:
-        """Gives a decode the drafts that were found, at most as many as it has room for."""
-        self.sequences[index].drafts = drafts
-        count = 1 if drafts is None else drafts.num_nodes
-        self.num_tokens += count - self.counts[index]
-        self.counts[index] = count
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -82,7 +46,7 @@ class Scheduler:
         max_running: most sequences in a step, and most admitted from the queue at a time. Adopted
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
-        wanted_drafts: says for decodes how many drafts each is to have, 0 included; None where none speculates.
+        wanted_drafts: says how many drafts each decode is to have; None where none speculates.
 
     Attributes:
         asking: sequences that a reservation found no room for, by rank.
@@ -245,6 +209,9 @@ class Scheduler:
         spare = self._growing()
         for index, (sequence, count) in enumerate(zip(batch.sequences, wanted, strict=True)):
             count = min(count, self._max_batched_tokens - batch.num_tokens)
+            # The last token of a first context is no decode, and whoever holds draws one token alone.
+            if not sequence.context_done:
+                count = 0
             if count > 0:
                 reach = self._blocks.reach(sequence, sequence.num_tokens + count + 1, spare)
                 count = max(0, min(count, reach - sequence.num_tokens - 1))

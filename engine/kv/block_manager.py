@@ -119,7 +119,7 @@ class BlockManager:
         return True
 
     def reach(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int:
-        """Grows a sequence for up to `num_tokens` tokens, leaving `spare` blocks; returns what it holds."""
+        """Grows a sequence for `num_tokens` tokens where `spare` blocks stay; the tokens it then holds."""
         wanted = min(self.pages_for(num_tokens) * self.num_groups, self.tables.array.shape[1])
         while len(sequence.blocks) < wanted and self.pool.num_available >= spare + self.num_groups:
             self.grow(sequence)

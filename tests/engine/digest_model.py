@@ -22,9 +22,11 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
+from engine.models.features import FeatureTap
 from engine.models.layer_groups import layer_groups, layers_per_block, places
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
+from engine.speculation.speculator import Speculator
 from prefix_index.hashing import ChainHasher
 
 VOCAB = 23
@@ -107,7 +109,7 @@ class DigestModel:
         self.tokens_run = 0
         self.batches: list[ForwardBatch] = []
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`, checking what `ForwardBatch` promises."""
         self.batches.append(batch)
         block_size = kv.shape[4]
@@ -131,24 +133,33 @@ class DigestModel:
                 first = first_seen(group.window, context_len - (end - start), block_size)
                 assert all(table[first:used]), "a context lies in no scratch block"
                 assert not any(table[used:]), "the table is padded with scratch"
-            assert positions[start:end] == list(range(context_len - (end - start), context_len))
+            before = context_len - (end - start)
+            trees = [0] * (end - start) if batch.visible is None else batch.visible[start:end].tolist()
+            if not any(trees):
+                assert positions[start:end] == list(range(before, context_len))
             for row in range(start, end):
+                page, offset = divmod(before + row - start, block_size)
                 position = positions[row]
+                seen = [
+                    before + node
+                    for node in range(row - start + 1)
+                    if not trees[row - start] or trees[row - start] >> node & 1
+                ]
+                assert position == before + len(seen) - 1
+                seen = [*range(before), *seen]
                 digests = totals = 0
                 for layer, (group, place) in enumerate(self.places):
-                    table = tables[group]
-                    block, offset = divmod(all_slots[group][row], block_size)
-                    assert block in (0, table[position // block_size])
-                    assert offset == position % block_size
-                    digest = self._digest_before(kv[:, place], table, position)
+                    table, pool = tables[group], kv[:, place]
+                    block = all_slots[group][row] // block_size
+                    assert block in (0, table[page])
+                    assert offset == all_slots[group][row] % block_size
+                    digest = self._digest_of(pool, table, seen[-2] if len(seen) > 1 else -1)
                     digest = next_digest(digest, tokens[row], position)
-                    kv[block, place, 0, 0, offset, 0] = tokens[row]
-                    kv[block, place, 1, 0, offset, 0] = digest
+                    pool[block, 0, 0, offset, 0] = tokens[row]
+                    pool[block, 1, 0, offset, 0] = digest
                     digests += (layer + 1) * digest
                     if row in wanted:
-                        totals += (layer + 1) * self._total(
-                            kv[:, place], table, position, self.windows[layer]
-                        )
+                        totals += (layer + 1) * self._total(pool, table, seen, self.windows[layer])
                 if row in wanted:
                     rows[row] = logits_of(digests % MODULUS, totals % MODULUS)
             spoiled = rows.keys() & set(range(start, end))
@@ -165,19 +176,19 @@ class DigestModel:
         return torch.stack([rows[row] for row in wanted])
 
     @staticmethod
-    def _digest_before(kv: torch.Tensor, table: list[int], position: int) -> int:
+    def _digest_of(kv: torch.Tensor, table: list[int], place: int) -> int:
         """From a layer's pool, [blocks, 2, 1, block_size, 1]."""
-        if position == 0:
+        if place < 0:
             return 0
-        block, offset = divmod(position - 1, kv.shape[3])
+        block, offset = divmod(place, kv.shape[3])
         return int(kv[table[block], 1, 0, offset, 0].item())
 
     @staticmethod
-    def _total(kv: torch.Tensor, table: list[int], position: int, window: int) -> int:
-        used = -(-(position + 1) // kv.shape[3])
-        keys = kv[table[:used], 0, 0, :, 0].flatten()[: position + 1]
-        seen = torch.arange(max(0, position + 1 - window) if window else 0, position + 1)
-        return int((keys[seen].double() * (seen + 1)).sum().item())
+    def _total(kv: torch.Tensor, table: list[int], seen: list[int], window: int) -> int:
+        """Over the places `seen`, or the last `window` of them."""
+        first = max(0, len(seen) - window) if window else 0
+        keys = kv[table[: seen[-1] // kv.shape[3] + 1], 0, 0, :, 0].flatten()[seen[first:]]
+        return int((keys.double() * torch.arange(first + 1, len(seen) + 1)).sum().item())
 
 
 class Ticks:
@@ -259,7 +270,11 @@ def make_engine(
 
 
 def make_engine_and_pool(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
+    num_blocks: int = 64,
+    block_size: int = 4,
+    model: DigestModel | None = None,
+    speculator: Speculator | None = None,
+    **settings: float,
 ) -> tuple[LLMEngine, torch.Tensor]:
     """As `make_engine`, with the pool. `swap_blocks` is the memory to swap to; none by default."""
     model = model or DigestModel()
@@ -274,7 +289,7 @@ def make_engine_and_pool(
     # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
     pool = torch.full((num_blocks + 1, *shape), 99_999.0)
     hasher = ChainHasher("digest", block_size)
-    engine = LLMEngine(model, pool, config, hasher, clock=Ticks())
+    engine = LLMEngine(model, pool, config, hasher, clock=Ticks(), speculator=speculator)
     return engine, pool
 
 

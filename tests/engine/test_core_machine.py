@@ -11,7 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine.api import EngineRequest, Reservation, StepOutput
 from engine.models.layer_groups import layer_groups
+from engine.sequence import Sequence
+from engine.speculation.planner import FixedPlanner
+from engine.speculation.speculator import Speculator
 from tests.engine.digest_model import (
+    VOCAB,
     Answers,
     DigestModel,
     first_seen,
@@ -22,6 +26,7 @@ from tests.engine.digest_model import (
     request,
     transfer,
 )
+from tests.engine.scripted_drafter import ScriptedDrafter
 
 BLOCK = 4
 NAN_TOKEN = 22
@@ -62,6 +67,8 @@ class EngineMachine(RuleBasedStateMachine):
         slowdown=st.sampled_from([0.0, 1.0, 1.35, 3.0]),
         swap_blocks=st.sampled_from([0, 3, 1000]),
         windows=st.sampled_from([(0,), (2,), (5,), (9,), (0, 5), (4, 0, 9), (0, 3, 0)]),
+        drafts=st.sampled_from([0, 0, 1, 4, 9]),
+        branches=st.sampled_from([1, 1, 3]),
     )
     def start(
         self,
@@ -73,9 +80,12 @@ class EngineMachine(RuleBasedStateMachine):
         slowdown: float,
         swap_blocks: int,
         windows: tuple[int, ...],
+        drafts: int,
+        branches: int,
     ) -> None:
         self.windows = windows
         self.groups = layer_groups(windows)
+        drafter = ScriptedDrafter(self._answer_of, VOCAB, branches=branches, forbidden=NAN_TOKEN)
         self.engine, self.pool = make_engine_and_pool(
             num_pages * len(self.groups),
             BLOCK,
@@ -86,6 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=running,
             max_decode_slowdown=slowdown,
             swap_blocks=swap_blocks,
+            speculator=Speculator(drafter, FixedPlanner(drafts)) if drafts else None,
         )
 
     @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3), priority=PRIORITY)
@@ -237,6 +248,10 @@ class EngineMachine(RuleBasedStateMachine):
         wanted = dataclasses.replace(wanted, priority=priority)
         self.requests[wanted.request_id] = wanted
         return wanted
+
+    def _answer_of(self, sequence: Sequence) -> tuple[int, ...]:
+        wanted = self.requests[sequence.request_id]
+        return (*wanted.resumed_token_ids, *self._expected(sequence.request_id)[0])
 
     def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
         return reference(self.requests[name], self.engine.max_model_len, self.windows)
