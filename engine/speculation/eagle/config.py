@@ -231,8 +231,8 @@ def _require_fit(config: EagleConfig, target: ModelConfig) -> None:
     layers = config.layers
     if len(target.layer_groups) > 1:
         raise UnsupportedModelError(
-            "heads for models that mix windows are not supported: their blocks belong to several layer groups, "
-            "and a head's KV to one"
+            "heads for models that mix windows are not supported: blocks of such a model belong to several "
+            "layer groups, and a head's KV to one"
         )
     wanted: Mapping[str, tuple[int, int]] = {
         "key-value heads": (layers.num_kv_heads, target.num_kv_heads),
