@@ -13,7 +13,7 @@ namespace {
 
 constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
 constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 96;    // most rows (tokens x heads of a group) of an attention tile
+constexpr long QUERIES = 192;    // most rows (tokens x heads of a group) of an attention tile
 
 // Lanes with bit B of their index set change places between two vectors.
 template <int B, int... L> inline void exchange(F& a, F& b, std::integer_sequence<int, L...>) {
@@ -150,23 +150,23 @@ struct Attention {
     }
   }
 
-  // Scales and masks the scores of a row; returns the largest, -infinity where no key is seen.
+  // Caps and masks the scores of a row; returns the largest, -infinity where no key is seen.
   float seen_scores(float* scores, long start, long count, long from, long to) const {
     const F none = splat(-INFINITY);
-    F lane;
-    for (int i = 0; i < W; ++i) lane[i] = i;
     F best = none;
-    for (long i = 0; i < count; i += W) {
-      F v = load(scores + i) * y.scale;
-      if (y.softcap > 0) v = tanh_of(v / y.softcap) * y.softcap;
-      if (start + i + W > to || start + i < from) {
-        F at = lane + (float)i;
+    if (y.softcap > 0)
+      for (long i = 0; i < count; i += W)
+        store(scores + i, tanh_of(load(scores + i) * (y.scale / y.softcap)) * y.softcap);
+    if (start + count > to || start < from) {
+      F lane;
+      for (int i = 0; i < W; ++i) lane[i] = i;
+      for (long i = 0; i < count; i += W) {
+        F at = lane + (float)i, v = load(scores + i);
         v = at < (float)(to - start) ? v : none;
-        v = at >= (float)(from - start) ? v : none;
+        store(scores + i, at >= (float)(from - start) ? v : none);
       }
-      store(scores + i, v);
-      best = vmax(best, v);
     }
+    for (long i = 0; i < count; i += W) best = vmax(best, load(scores + i));
     return max_lanes(best);
   }
 
@@ -181,46 +181,42 @@ struct Attention {
     return max_lanes(best);
   }
 
-  // Scores of rows become weights, and what was summed before is scaled to the largest score so far. Each pass goes
-  // over all rows, for one row's chain of dependencies would leave most of the machine idle.
+  // What scores are multiplied by to be powers of 2; a cap has scaled them already.
+  float power() const { return (y.softcap > 0 ? 1.0f : y.scale) * 1.44269504f; }
+
+  // Scores of rows become weights, and what was summed before is scaled to the largest score so far.
   void softmax(float* scores, long count, const float* best, const Running& r, long first, long rows) const {
-    constexpr int LANES = (MR + W - 1) / W * W;
-    alignas(64) float factor[LANES] = {}, largest[LANES] = {};
+    F factor = splat(power());
     for (long i = 0; i < rows; ++i) {
-      float before = r.largest[first + i];
-      largest[i] = std::max(before, best[i]);
-      // No key was seen yet: the difference of infinities is no number.
-      factor[i] = largest[i] == -INFINITY ? 0.0f : before - largest[i];
-    }
-    for (int i = 0; i < LANES; i += W) store(factor + i, exp_of(load(factor + i)));
-    for (long i = 0; i < rows; ++i) {
-      float *row = scores + i * KEYS, *sums = r.sums + (first + i) * s.head_dim;
-      if (largest[i] == -INFINITY) {
+      float *row = scores + i * KEYS, *sums = r.sums + (first + i) * s.head_dim, *weights = r.weights + (first + i) * W;
+      float before = r.largest[first + i], largest = std::max(before, best[i]);
+      if (largest == -INFINITY) {
         std::memset(row, 0, count * sizeof(float));
         continue;
       }
-      F total = load(r.weights + (first + i) * W) * factor[i];
+      F total{};
       for (long j = 0; j < count; j += W) {
-        F p = exp_of(load(row + j) - largest[i]);
+        F p = exp2_of(load(row + j) - largest, factor);
         store(row + j, p);
         total += p;
       }
-      store(r.weights + (first + i) * W, total);
-      if (largest[i] != r.largest[first + i])
-        for (long j = 0; j < s.head_dim; j += W) store(sums + j, load(sums + j) * factor[i]);
-      r.largest[first + i] = largest[i];
+      if (largest != before) {
+        F shrink = exp2_of(splat(before - largest), factor);
+        store(weights, load(weights) * shrink);
+        for (long j = 0; j < s.head_dim; j += W) store(sums + j, load(sums + j) * shrink);
+        r.largest[first + i] = largest;
+      }
+      store(weights, load(weights) + total);
     }
-  }
-  static float factor_of(float before, float largest) {
-    return before == largest ? 1.0f : exp_of(splat(before - largest))[0];
   }
 
   // into = what two spans found together.
   void merge(const Running& into, const Running& other, long rows) const {
+    F factor = splat(power());
     for (long r = 0; r < rows; ++r) {
       if (other.largest[r] == -INFINITY) continue;
       float largest = std::max(into.largest[r], other.largest[r]);
-      float a = factor_of(into.largest[r], largest), b = factor_of(other.largest[r], largest);
+      F a = exp2_of(splat(into.largest[r] - largest), factor), b = exp2_of(splat(other.largest[r] - largest), factor);
       store(into.weights + r * W, load(into.weights + r * W) * a + load(other.weights + r * W) * b);
       for (long j = 0; j < s.head_dim; j += W) {
         float* to = into.sums + r * s.head_dim + j;

@@ -30,26 +30,28 @@ void kv_huge_pages(void* start, long bytes) {
 #endif
 }
 
-// weight [out][in] -> panels.
-void kv_pack(const float* weight, long out, long in, float* panels) {
-  split((out + PANEL - 1) / PANEL, in * PANEL * 4, [&](long begin, long end) {
+// weight [out][in] -> panels, every `step`-th of those at `panels`.
+void kv_pack(const float* weight, long out, long in, float* panels, long step) {
+  split(panels_of(out), in * PANEL * 4, [&](long begin, long end) {
     for (long p = begin; p < end; ++p)
       for (long k = 0; k < in; ++k)
         for (long j = 0; j < PANEL; ++j) {
           long row = p * PANEL + j;
-          panels[(p * in + k) * PANEL + j] = row < out ? weight[row * in + k] : 0.0f;
+          panels[(p * step * in + k) * PANEL + j] = row < out ? weight[row * in + k] : 0.0f;
         }
   });
 }
 
-// weight [out][in] -> int8 panels; what pads them counts as 0.
-void kv_pack_int8(const int8_t* weight, long out, long in, uint8_t* panels) {
-  long padded = (in + GROUP - 1) / GROUP * GROUP;
-  std::memset(panels, 128, (out + PANEL - 1) / PANEL * PANEL * padded);
-  split(out, in, [&](long begin, long end) {
-    for (long row = begin; row < end; ++row) {
-      uint8_t* to = panels + row / PANEL * PANEL * padded + row % PANEL * 4;
-      for (long k = 0; k < in; ++k) to[k / 4 * PANEL * 4 + k % 4] = (uint8_t)(128 + weight[row * in + k]);
+// weight [out][in] -> int8 panels, likewise; what pads them counts as 0.
+void kv_pack_int8(const int8_t* weight, long out, long in, uint8_t* panels, long step) {
+  long size = (in + GROUP - 1) / GROUP * GROUP * PANEL;
+  split(panels_of(out), in * PANEL, [&](long begin, long end) {
+    for (long p = begin; p < end; ++p) {
+      uint8_t* to = panels + p * step * size;
+      std::memset(to, 128, size);
+      for (long j = 0; j < std::min<long>(PANEL, out - p * PANEL); ++j)
+        for (long k = 0; k < in; ++k)
+          to[k / 4 * PANEL * 4 + j * 4 + k % 4] = (uint8_t)(128 + weight[(p * PANEL + j) * in + k]);
     }
   });
 }
@@ -57,74 +59,30 @@ void kv_pack_int8(const int8_t* weight, long out, long in, uint8_t* panels) {
 // out (+)= norm(x) w + bias
 void kv_linear(const float* x, long rows, long in, const float* norm, float eps, const float* w, const float* bias,
                float* out, long columns, int add) {
-  x = prepare(x, norm, eps, rows, in);
-  Epilogue epilogue{nullptr, bias, out, columns, add != 0};
-  linear(rows, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long width, float* c) {
-    long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
-    const float* b = w + panel * in * PANEL;
-    const char* next = (const char*)(b + 2 * in * PANEL);
-    for (long k = 0; k < in; k += step)
-      for (long pass = 0; pass < passes; ++pass) {
-        long row = count * pass / passes, taken = count * (pass + 1) / passes - row, depth = std::min(step, in - k);
-        int lines = depth == in ? lines_of_pass(pass, passes) : 0;
-        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, c + row * PAIR, PAIR, k > 0,
-                 next + pass * in * lines * 64, lines}, taken, width);
-      }
-  });
+  linear_fp32({x, rows, in, norm, eps}, w, Plain{nullptr, bias, out, columns, add != 0});
 }
 
 // As kv_linear, weights from kv_pack_int8; inputs are quantised in groups of 64.
 void kv_linear_int8(const float* x, long rows, long in, const float* norm, float eps, const uint8_t* w,
                     const float* scales, const float* bias, float* out, long columns, int add) {
-  static thread_local Scratch<int8_t> bytes;
-  static thread_local Scratch<float> floats;
-  static thread_local Scratch<int32_t> integers;
-  long groups = (in + GROUP - 1) / GROUP, padded = groups * GROUP;
-  x = prepare(x, norm, eps, rows, in);
-  Quantised a{bytes.get(rows * padded), floats.get(rows * groups), integers.get(rows * groups), groups};
-  split(rows, in * 4, [&](long begin, long end) {
-    for (long i = begin; i < end; ++i)
-      quantise_row(x + i * in, in, a.q + i * padded, a.scales + i * groups, a.zeros + i * groups);
-  });
-  Epilogue epilogue{scales, bias, out, columns, add != 0};
-  linear(rows, padded * PANEL, epilogue, [&](long first, long count, long panel, long width, float* c) {
-    long passes = (count + MR - 1) / MR, stride = padded * PANEL;
-    const uint8_t* b = w + panel * stride;
-    for (long pass = 0; pass < passes; ++pass) {
-      long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
-      Quantised part{a.q + (first + row) * padded, a.scales + (first + row) * groups,
-                     a.zeros + (first + row) * groups, groups};
-      int lines = lines_of_pass(pass, passes);
-      const char* next = (const char*)(b + 2 * stride) + pass * padded / 4 * lines * 64;
-      for (long at = 0; at < width; at += STRIP) {
-        const uint8_t* from = b + at / PANEL * stride + at % PANEL * 4;
-        float* to = c + row * PAIR + at;
-        if (width - at < STRIP) rows_int8<PANEL / W < NV ? PANEL / W : NV, 0>(taken, part, from, stride, to, next);
-        else if (at || !lines) rows_int8<NV, 0>(taken, part, from, stride, to, next);
-        else if (lines == 1) rows_int8<NV, 1>(taken, part, from, stride, to, next);
-        else if (lines == 2) rows_int8<NV, 2>(taken, part, from, stride, to, next);
-        else rows_int8<NV, 4>(taken, part, from, stride, to, next);
-      }
-    }
-  });
+  linear_int8({x, rows, in, norm, eps}, w, Plain{scales, bias, out, columns, add != 0});
+}
+
+// out = activation(gate) * up of norm(x) w + bias, where panels of gate and up alternate; out has `columns` columns,
+// scales and bias first gate's, then up's. gelu: the tanh form, else SiLU.
+void kv_gated_linear(const float* x, long rows, long in, const float* norm, float eps, const float* w,
+                     const float* bias, float* out, long columns, int gelu) {
+  linear_fp32({x, rows, in, norm, eps}, w, Gated{nullptr, bias, out, columns, gelu != 0});
+}
+
+void kv_gated_linear_int8(const float* x, long rows, long in, const float* norm, float eps, const uint8_t* w,
+                          const float* scales, const float* bias, float* out, long columns, int gelu) {
+  linear_int8({x, rows, in, norm, eps}, w, Gated{scales, bias, out, columns, gelu != 0});
 }
 
 void kv_rms_norm(const float* x, long rows, long n, const float* weight, float eps, float* out) {
   split(rows, n * 4, [&](long begin, long end) {
     for (long i = begin; i < end; ++i) norm_row(x + i * n, weight, eps, n, out + i * n);
-  });
-}
-
-// gate_up [rows][2 * n] -> out [rows][n]; gelu: the tanh form, else SiLU.
-void kv_gated(const float* gate_up, long rows, long n, int gelu, float* out) {
-  split(rows, n * 16, [&](long begin, long end) {
-    for (long i = begin; i < end; ++i)
-      for (long j = 0; j < n; j += W) {
-        long count = std::min<long>(W, n - j);
-        F gate = load_part(gate_up + i * 2 * n + j, count), up = load_part(gate_up + (i * 2 + 1) * n + j, count);
-        F inner = gelu ? 1.59576912f * (gate + 0.044715f * gate * gate * gate) : gate;
-        store_part(out + i * n + j, gate * sigmoid(inner) * up, count);
-      }
   });
 }
 

@@ -1,11 +1,13 @@
-// The int8 linear layer.
+// The int8 linear layer: weights have a scale for each column, inputs one for each row and GROUP inputs.
+//
+// Weights lie as [ceil(out / 32)][in / 4][32][4], as the dot product instructions want them, with 128 added.
 #pragma once
 
 #include "linear.h"
 
 namespace {
 
-constexpr long GROUP = 64;      // inputs that share one scale of quantised activations
+constexpr long GROUP = 64;  // inputs that share one scale
 
 // Quantises a row of n inputs, padded with zeros to groups of GROUP.
 void quantise_row(const float* x, long n, int8_t* q, float* scales, int32_t* zeros) {
@@ -83,7 +85,7 @@ inline void tile_int8(const Quantised& a, const uint8_t* b, long panel, float* c
     for (long l = g * GROUP / 4; l < (g + 1) * GROUP / 4; ++l) {
       I w[N];
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) std::memcpy(&w[j], column[j] + l * PANEL * 4, sizeof(I));
+      for (int j = 0; j < N; ++j) w[j] = load_ints(column[j] + l * PANEL * 4);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) __builtin_prefetch(next + (l * P + p) * 64, 0, 2);
 #pragma GCC unroll 8
@@ -112,6 +114,39 @@ inline void rows_int8(long rows, const Quantised& a, const uint8_t* b, long pane
     if (rows == M) tile_int8<M, N, P>(a, b, panel, c, next);
     else rows_int8<N, P, M - 1>(rows, a, b, panel, c, next);
   }
+}
+
+template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* w, const Epilogue& epilogue) {
+  static thread_local Scratch<int8_t> bytes;
+  static thread_local Scratch<float> floats;
+  static thread_local Scratch<int32_t> integers;
+  long rows = inputs.rows, in = inputs.in, groups = (in + GROUP - 1) / GROUP, padded = groups * GROUP;
+  const float* x = inputs.normed();
+  Quantised a{bytes.get(rows * padded), floats.get(rows * groups), integers.get(rows * groups), groups};
+  split(rows, in * 4, [&](long begin, long end) {
+    for (long i = begin; i < end; ++i)
+      quantise_row(x + i * in, in, a.q + i * padded, a.scales + i * groups, a.zeros + i * groups);
+  });
+  linear(rows, padded * PANEL, epilogue, [&](long first, long count, long panel, long width, float* c) {
+    long passes = (count + MR - 1) / MR, stride = padded * PANEL;
+    const uint8_t* b = w + panel * stride;
+    for (long pass = 0; pass < passes; ++pass) {
+      long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
+      Quantised part{a.q + (first + row) * padded, a.scales + (first + row) * groups,
+                     a.zeros + (first + row) * groups, groups};
+      int lines = lines_of_pass(pass, passes);
+      const char* next = (const char*)(b + 2 * stride) + pass * padded / 4 * lines * 64;
+      for (long at = 0; at < width; at += STRIP) {
+        const uint8_t* from = b + at / PANEL * stride + at % PANEL * 4;
+        float* to = c + row * PAIR + at;
+        if (width - at < STRIP) rows_int8<PANEL / W < NV ? PANEL / W : NV, 0>(taken, part, from, stride, to, next);
+        else if (at || !lines) rows_int8<NV, 0>(taken, part, from, stride, to, next);
+        else if (lines == 1) rows_int8<NV, 1>(taken, part, from, stride, to, next);
+        else if (lines == 2) rows_int8<NV, 2>(taken, part, from, stride, to, next);
+        else rows_int8<NV, 4>(taken, part, from, stride, to, next);
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -25,9 +25,12 @@ constexpr int W = 4, NV = 2;
 typedef float F __attribute__((vector_size(W * 4)));
 typedef int32_t I __attribute__((vector_size(W * 4)));
 
-inline F load(const float* p) { F v; std::memcpy(&v, p, sizeof v); return v; }
-inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
-inline F splat(float x) { return F{} + x; }
+// Not by memcpy: the compiler would keep what goes through it on the stack.
+typedef float Unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
+inline F load(const float* p) { return *(const Unaligned*)p; }
+inline I load_ints(const void* p) { return (I)load((const float*)p); }
+inline void store(float* p, F v) { *(Unaligned*)p = v; }
+inline F splat(float x) { return x - F{}; }  // x + 0 would be computed, for the sake of -0
 template <class V> inline V vmax(V a, V b) { return a > b ? a : b; }
 
 // The first n lanes, the others 0.
@@ -70,6 +73,22 @@ inline F exp_of(F x) {
   I bits = ((I)shifted - (I)magic) << 23;
   F result = (F)((I)p + bits);
   return x < -87.0f ? F{} : result;
+}
+// 2^(x * factor) for x * factor <= 0 within 2 units in the last place, 1 for 0; 0 below -126, where results would be
+// subnormal. The polynomial is that of least relative error.
+inline F exp2_of(F x, F factor) {
+  const F magic = splat(12582912.0f);
+  F shifted = x * factor + magic;
+  F n = shifted - magic;
+  F r = x * factor - n;
+  F p = splat(1.326472731e-03f);
+  p = p * r + 9.671512991e-03f;
+  p = p * r + 5.550733581e-02f;
+  p = p * r + 2.402224243e-01f;
+  p = p * r + 6.931470037e-01f;
+  p = p * r + 1.0f;
+  F result = (F)((I)p + ((I)shifted << 23));
+  return n >= -126.0f ? result : F{};
 }
 inline F sigmoid(F x) { return 1.0f / (1.0f + exp_of(-x)); }
 inline F tanh_of(F x) { return 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f); }

@@ -18,14 +18,15 @@ constexpr int STRIP = NV * W;  // columns of a register tile
 template <int M, int N, int P>
 inline void tile(const float* a, long lda, const float* b, long ldb, long panel, long k, float* c, long ldc, bool add,
                  const char* next) {
-  F sum[M][N];
+  F sum[M][N] = {};
   const float* column[N];
 #pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) {
-    column[j] = b + j * W / PANEL * panel + j * W % PANEL;
+  for (int j = 0; j < N; ++j) column[j] = b + j * W / PANEL * panel + j * W % PANEL;
+  if (add)
 #pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) sum[i][j] = add ? load(c + i * ldc + j * W) : F{};
-  }
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sum[i][j] = load(c + i * ldc + j * W);
   for (long l = 0; l < k; ++l) {
     F w[N];
 #pragma GCC unroll 8
