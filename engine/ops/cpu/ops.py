@@ -102,9 +102,7 @@ class CpuOps:
         """Copies gate and up [2 I, in] into panels that alternate, so that both meet in one pass."""
         return self._packed(weight, bias, 2)
 
-    def _packed(
-        self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, parts: int
-    ) -> CpuLinear:
+    def _packed(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, parts: int) -> CpuLinear:
         """Panels of the `parts` equal matrices that stand one below the other in `weight`, taken in turn."""
         values, scales = (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, None)
         out_features, in_features = values.shape
