@@ -109,7 +109,9 @@ def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return (functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")) * up
+    return (
+        functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")
+    ) * up
 
 
 @pytest.mark.parametrize("activation", Activation)

@@ -41,6 +41,8 @@ def markov_model(folder: Path) -> CausalLM:
         max_position_embeddings=512,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
