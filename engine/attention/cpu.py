@@ -1,6 +1,9 @@
 """Paged attention through the CPU kernels: fp32, over the blocks where they lie.
 
-Online softmax over tiles of 64 keys at absolute positions, tiles of up to 64 rows (tokens x heads that share
+Beside quantised weights ("coarse") queries, keys, values and the softmax's weights are rounded to bfloat16
+before they are multiplied, on CPUs that have instructions for it; sums and softmax stay fp32, and so does KV.
+
+Online softmax over tiles of 64 keys at absolute positions, tiles of up to 192 rows (tokens x heads that share
 a key head). Each row's sums run in one order, so its bits depend neither on the batch, nor on how the prompt
 was cut into chunks, nor on the number of threads. Tiles are shared out among threads; few tiles over long
 contexts are shared out by spans of 256 keys.
@@ -26,8 +29,9 @@ MAX_HEAD_DIM = 512
 class CpuAttention:
     """See the module; implements `AttentionBackend`."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, coarse: bool = False) -> None:
         self._kernels = kernels
+        self._coarse = coarse
         self._width = config.num_heads * config.head_dim
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
@@ -84,6 +88,7 @@ class CpuAttention:
             self._scale,
             self._softcap,
             self._windows[layer],
+            self._coarse,
         )
         return result
 
@@ -113,7 +118,7 @@ def fits(config: ModelConfig) -> bool:
     return config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the backend. Raises ValueError for other ops than the CPU's and for heads that do not fit."""
     if not isinstance(ops, CpuOps):
         raise ValueError("attention backend 'cpu' needs ops 'cpu'")
@@ -122,4 +127,4 @@ def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
             f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
             f"{MAX_HEAD_DIM}, not {config.head_dim}"
         )
-    return CpuAttention(config, ops.kernels)
+    return CpuAttention(config, ops.kernels, coarse)

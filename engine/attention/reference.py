@@ -67,6 +67,6 @@ class ReferenceAttention:
         ]
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the reference backend."""
     return ReferenceAttention(config)

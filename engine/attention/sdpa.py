@@ -322,6 +322,6 @@ def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
     return tokens.transpose(0, 1)[None]
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the SDPA backend."""
     return SdpaAttention(config)

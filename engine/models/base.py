@@ -43,6 +43,10 @@ class CausalLM(Protocol):
         """
         ...
 
+
+class DraftedLM(CausalLM, Protocol):
+    """A model that draft heads can be loaded for."""
+
     def shared(self) -> SharedParts:
         """What a draft head has in common with the model."""
         ...

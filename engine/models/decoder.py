@@ -27,7 +27,7 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A decoder-only model over a paged KV pool; implements `engine.models.base.CausalLM`."""
+    """A decoder-only model over a paged KV pool; implements `engine.models.base.DraftedLM`."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, ops: Ops, attention: AttentionBackend
@@ -42,7 +42,7 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(weights.embedding.dtype))
 
     def shared(self) -> SharedParts:
-        """As `CausalLM.shared`."""
+        """As `DraftedLM.shared`."""
         return SharedParts(self._ops, self._weights.embedding, self._weights.lm_head)
 
     @torch.inference_mode()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.models.base import CausalLM, SharedParts
+from engine.models.base import DraftedLM, SharedParts
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeatureTap
 
@@ -26,10 +26,10 @@ class UpgradingModel:
         better: makes the other. Where it fails, `model` goes on serving, and the log says why.
     """
 
-    def __init__(self, model: CausalLM, better: Callable[[], CausalLM]) -> None:
+    def __init__(self, model: DraftedLM, better: Callable[[], DraftedLM]) -> None:
         self.config = model.config
         self._model = model
-        self._better: CausalLM | None = None
+        self._better: DraftedLM | None = None
         # A process that ends does not wait for what it will not use.
         self._thread = threading.Thread(target=self._make, args=(better,), name="upgrade", daemon=True)
         self._thread.start()
@@ -49,7 +49,7 @@ class UpgradingModel:
             self._model, self._better = self._better, None
         return self._model.forward(batch, kv, tap)
 
-    def _make(self, better: Callable[[], CausalLM]) -> None:
+    def _make(self, better: Callable[[], DraftedLM]) -> None:
         try:
             self._better = better()
             logger.info("the faster model is ready")

@@ -5,15 +5,16 @@
 #include <utility>
 #include <vector>
 
+#include "bf16.h"
 #include "simd.h"
 #include "threads.h"
 #include "tile.h"
 
 namespace {
 
-constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
-constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 192;    // most rows (tokens x heads of a group) of an attention tile
+constexpr long KEYS = 64;      // keys of an attention tile, aligned to absolute positions
+constexpr long SPAN = 256;     // keys that are reduced on their own, then merged in order
+constexpr long QUERIES = 192;  // most rows (tokens x heads of a group) of an attention tile
 
 // Lanes with bit B of their index set change places between two vectors.
 template <int B, int... L> inline void exchange(F& a, F& b, std::integer_sequence<int, L...>) {
@@ -58,7 +59,11 @@ struct Running {
   float* largest;  // [rows]
 };
 
-struct Attention {
+// BF16: queries, keys, values and weights are rounded to bfloat16 before they are multiplied; the softmax and all sums
+// stay fp32. Two numbers share a lane then: two dimensions of a query or key, the values or weights of two keys.
+template <bool BF16> struct Attention {
+  static constexpr long PER_LANE = BF16 ? 2 : 1;
+
   const Step& s;
   const Layer& y;
   long group;
@@ -122,9 +127,9 @@ struct Attention {
     }
   }
 
-  // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]. Keys before `oldest` are
-  // seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile is fetched while the one before
-  // it is worked on, a line here and there, so that memory and arithmetic overlap.
+  // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]; pairs share a lane where
+  // BF16. Keys before `oldest` are seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile
+  // is fetched while the one before it is worked on, a line here and there, so that memory and arithmetic overlap.
   void gather(const Work& w, long start, long count, long oldest, const Ahead& ahead, float* keys,
               float* values) const {
     const float *rows[KEYS], *next[KEYS];
@@ -132,21 +137,31 @@ struct Attention {
     find(w, start, count, oldest, rows);
     if (ahead.work) find(*ahead.work, ahead.start, ahead.count, 0, next);
     for (long i = 0; i < count; i += W)
-      for (long j = 0; j < d; j += W) {
+      for (long j = 0; j < d; j += W * PER_LANE) {
         F v[W];
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) v[l] = load(rows[i + l] + j);
+        for (int l = 0; l < W; ++l) {
+          v[l] = load(rows[i + l] + j);
+          if constexpr (BF16) v[l] = pair_neighbours(v[l], j + W < d ? load(rows[i + l] + j + W) : F{});
+        }
         exchange_all<1>(v);
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) store(keys + (j + l) * KEYS + i, v[l]);
-        if (j % 16 == 0)
-          for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + j, 0, 2);
+        for (int l = 0; l < W; ++l)
+          if (!BF16 || j + 2 * l < d) store(keys + (j / PER_LANE + l) * KEYS + i, v[l]);
+        for (long at = j; at < std::min(d, j + W * PER_LANE); at += W)
+          if (at % 16 == 0)
+            for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + at, 0, 2);
       }
-    for (long i = 0; i < count; ++i) {
-      const float* value = start + i < oldest ? rows[i] : rows[i] + values_at;
-      for (long j = 0; j < d; j += W) store(values + i * d + j, load(value + j));
-      if (i < ahead.count)
-        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[i] + values_at + j, 0, 2);
+    for (long i = std::clamp(oldest - start, 0L, count); i < count; ++i) rows[i] += values_at;
+    for (long i = 0; i < count; i += PER_LANE) {
+      for (long j = 0; j < d; j += W) {
+        F v = load(rows[i] + j);
+        // Behind the last key are zeros.
+        if constexpr (BF16) v = pair_lanes(v, load(rows[i + 1] + j));
+        store(values + i / PER_LANE * d + j, v);
+      }
+      for (long l = i; l < std::min(i + PER_LANE, ahead.count); ++l)
+        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[l] + values_at + j, 0, 2);
     }
   }
 
@@ -197,7 +212,8 @@ struct Attention {
       F total{};
       for (long j = 0; j < count; j += W) {
         F p = exp2_of(load(row + j) - largest, factor);
-        store(row + j, p);
+        if constexpr (BF16) round_to(row + j / 2, p);
+        else store(row + j, p);
         total += p;
       }
       if (largest != before) {
@@ -247,7 +263,9 @@ struct Attention {
         long seen_by = position(w, w.first + (row + taken - 1) / group) + 1 - start;
         if (seen_by <= 0) continue;
         long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
-        product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
+        long lanes = d / PER_LANE;
+        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr, 0}, taken,
+                      wide);
         float best[MR];
         for (long i = 0; i < taken; ++i) {
           long token = w.first + (row + i) / group;
@@ -256,7 +274,8 @@ struct Attention {
           if (uint64_t tree = bits(w, token)) best[i] = tree_scores(own, start, wide, s.tree_starts[w.sequence], tree);
         }
         softmax(scores, wide, best, r, row, taken);
-        product({scores, KEYS, values, d, PANEL, near, r.sums + row * d, d, true, nullptr, 0}, taken, d);
+        long seen_lanes = (near + PER_LANE - 1) / PER_LANE;
+        product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr, 0}, taken, d);
       }
     }
   }
@@ -278,7 +297,10 @@ struct Attention {
     float* query = memory;
     for (long r = 0; r < rows; ++r) {
       long token = s.query_starts[w.sequence] + w.first + r / group;
-      std::memcpy(query + r * d, y.query + token * y.query_stride + (w.head * group + r % group) * d, d * 4);
+      const float* from = y.query + token * y.query_stride + (w.head * group + r % group) * d;
+      if constexpr (BF16)
+        for (long j = 0; j < d; j += W) round_to(query + (r * d + j) / 2, load(from + j));
+      else std::memcpy(query + r * d, from, d * 4);
     }
     Running part = running(memory + rows * d, rows);
     float* tiles = memory + rows * d + floats_of(rows);

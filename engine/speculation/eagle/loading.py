@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 from engine.speculation.eagle.config import Generation, read_eagle_config
@@ -15,7 +15,7 @@ from engine.speculation.eagle.weights import load_weights
 def load_head(
     folder: Path,
     generation: Generation,
-    model: CausalLM,
+    model: DraftedLM,
     *,
     quantization: str = PLAIN,
     attention_backend: str = "auto",
