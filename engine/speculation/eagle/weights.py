@@ -248,8 +248,8 @@ class _Assembly:
     def _layer(self, layer: int) -> LayerWeights:
         prefix, layers = f"layers.{layer}.", self.config.layers
 
-        def linear(modules: tuple[str, ...], biased: bool) -> Linear:
-            return self._linear(tuple(prefix + module for module in modules), biased)
+        def linear(modules: tuple[str, ...], biased: bool, gated: bool = False) -> Linear:
+            return self._linear(tuple(prefix + module for module in modules), biased, gated)
 
         norms = None
         if layers.head_norms:
@@ -262,7 +262,7 @@ class _Assembly:
             attention_post_norm=None,
             feed_forward_norm=self._norm(prefix + _FEED_FORWARD_NORM),
             feed_forward=FeedForwardWeights(
-                gate_up=self._gate_up(prefix), down=linear((DOWN,), layers.mlp_bias)
+                gate_up=linear(_GATE_UP, layers.mlp_bias, gated=True), down=linear((DOWN,), layers.mlp_bias)
             ),
             feed_forward_post_norm=None,
         )
@@ -297,15 +297,8 @@ class _Assembly:
     def _norm(self, module: str) -> Norm:
         return Norm(self._plain(f"{module}.weight"), self.config.layers.rms_norm_eps)
 
-    def _linear(self, modules: tuple[str, ...], biased: bool) -> Linear:
-        return self.shared.ops.pack(*self._stacked(modules, biased))
-
-    def _gate_up(self, prefix: str) -> Linear:
-        modules = tuple(prefix + module for module in _GATE_UP)
-        return self.shared.ops.pack_gated(*self._stacked(modules, self.config.layers.mlp_bias))
-
-    def _stacked(
-        self, modules: tuple[str, ...], biased: bool
-    ) -> tuple[torch.Tensor | Int8Weight, torch.Tensor | None]:
+    def _linear(self, modules: tuple[str, ...], biased: bool, gated: bool = False) -> Linear:
         bias = self._plain(*(f"{module}.bias" for module in modules)) if biased else None
-        return self.store(self._plain(*(f"{module}.weight" for module in modules))), bias
+        weight = self._plain(*(f"{module}.weight" for module in modules))
+        ops = self.shared.ops
+        return (ops.pack_gated if gated else ops.pack)(self.store(weight), bias)

@@ -12,7 +12,7 @@ from engine.api import EngineRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.speculation.base import TargetPass
 from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
@@ -50,7 +50,7 @@ class Watched:
 
 
 def make(
-    model: CausalLM, head: EagleHead, shape: DraftShape, drafts: int, num_blocks: int = 64, **settings: float
+    model: DraftedLM, head: EagleHead, shape: DraftShape, drafts: int, num_blocks: int = 64, **settings: float
 ) -> Watched:
     config = EngineConfig(model_dir=Path("unused"), check_invariants=True, **settings)
     layers = head.config.layers.num_layers
@@ -78,7 +78,7 @@ def request(
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+def target(tmp_path_factory: pytest.TempPathFactory) -> DraftedLM:
     folder = tiny_llama(tmp_path_factory.mktemp("target"), layers=3)
     return load_model(folder, ops="torch", attention_backend="sdpa")
 
@@ -96,7 +96,7 @@ SETTINGS = {
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_tokens_are_those_without_a_head(
-    target: CausalLM, tmp_path: Path, settings: dict[str, float], shape: DraftShape, temperature: float
+    target: DraftedLM, tmp_path: Path, settings: dict[str, float], shape: DraftShape, temperature: float
 ) -> None:
     head, _ = third(target, tmp_path)
     requests = [
@@ -131,7 +131,7 @@ def test_a_head_that_knows_saves_its_passes(tmp_path: Path, shape: DraftShape) -
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_entries_are_whole_after_hits_and_preemptions(
-    target: CausalLM, tmp_path: Path, swapped: bool
+    target: DraftedLM, tmp_path: Path, swapped: bool
 ) -> None:
     """A history that began anew would show in the first key."""
     head, _ = third(target, tmp_path)
