@@ -101,7 +101,7 @@ class BlockManager:
         ]
         sequence.row = self.tables.take(sequence.blocks)
         sequence.num_sealed = found
-        sequence.num_dropped = self._reach(found, behind)
+        sequence.num_dropped = self._needed_from(found, behind)
         return found * self.block_size
 
     def unread_tokens(self, sequence: EngineSequence) -> int:
@@ -286,7 +286,7 @@ class BlockManager:
             # Every longer hit would reach the page that is lacking as well.
             longest = lacking
         hits: list[int] = []
-        firsts = self._reach(longest, behind)
+        firsts = self._needed_from(longest, behind)
         for page, block_hash in enumerate(hashes[:longest]):
             for cache, first in zip(self._caches, firsts, strict=True):
                 block = cache.block_of(block_hash) if page >= first else SCRATCH_BLOCK
@@ -296,7 +296,7 @@ class BlockManager:
 
     def _lacking(self, hashes: Sequence[bytes], behind: Sequence[int]) -> int | None:
         """The first page within reach of a hit of these pages whose block a group with a window lacks."""
-        firsts = self._reach(len(hashes), behind)
+        firsts = self._needed_from(len(hashes), behind)
         return min(
             (
                 page
@@ -307,7 +307,7 @@ class BlockManager:
             default=None,
         )
 
-    def _reach(self, num_pages: int, behind: Sequence[int]) -> list[int]:
+    def _needed_from(self, num_pages: int, behind: Sequence[int]) -> list[int]:
         """For each group the first page that is needed where KV is there for `num_pages`."""
         # After a hit its last token's logits may be lacking: what that token sees is needed too.
         last = num_pages * self.block_size - 1
