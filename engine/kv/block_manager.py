@@ -36,6 +36,7 @@ class BlockManager:
 
     Attributes:
         num_groups: blocks of a page.
+        has_windows: whether a group has one, so that `drop_behind_window` has something to do.
         cache: the first group's. A prefix hit is never longer than what it holds, so it is the one that
             others are told of.
     """
@@ -51,6 +52,7 @@ class BlockManager:
         self.block_size = block_size
         self.num_groups = len(windows)
         self._windows = tuple(windows)
+        self.has_windows = any(windows)
         self._sliding = tuple((group, window) for group, window in enumerate(windows) if window)
         self._caches = tuple(PrefixCache(closed=not window) for window in windows)
         self.cache = self._caches[0]

@@ -26,14 +26,14 @@ class KvMemoryError(ValueError):
     """The memory budget cannot hold a usable pool."""
 
 
-def _shape(config: ModelConfig, blocks: int, block_size: int) -> tuple[int, ...]:
-    layers = layers_per_block(config.layer_groups)
+def _shape(config: ModelConfig, blocks: int, block_size: int, draft_layers: int) -> tuple[int, ...]:
+    layers = layers_per_block(config.layer_groups) + draft_layers
     return (blocks, layers, 2, config.num_kv_heads, block_size, config.head_dim)
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: K and V of all layers of a group for `block_size` tokens."""
-    return math.prod(_shape(config, 1, block_size)) * dtype.itemsize
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, draft_layers: int = 0) -> int:
+    """Bytes of one block: K and V of all layers of a group, and a drafter's, for `block_size` tokens."""
+    return math.prod(_shape(config, 1, block_size, draft_layers)) * dtype.itemsize
 
 
 def blocks_in_budget(memory_bytes: int, bytes_per_block: int, num_groups: int = 1) -> int:
@@ -54,15 +54,21 @@ def blocks_in_budget(memory_bytes: int, bytes_per_block: int, num_groups: int = 
 
 
 def allocate_pool(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str = "cpu"
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    draft_layers: int = 0,
 ) -> torch.Tensor:
     """Allocates the zeroed pool for `num_blocks` usable blocks and the scratch block.
 
     Zeroed, so that no read of a masked slot can bring a NaN; page-aligned, for memory registration works
-    on pages.
+    on pages. The layers of a drafter, where it keeps its KV in the blocks, lie behind the model's own
+    (in blocks of other groups than the first, whose history a drafter keeps, these places stay unused).
 
     Returns:
-        [num_blocks + 1, layers, 2, kv_heads, block_size, head_dim], contiguous.
+        [num_blocks + 1, layers of a group + draft_layers, 2, kv_heads, block_size, head_dim], contiguous.
 
     Raises:
         KvMemoryError: fewer than `MIN_PAGES` blocks of each layer group, or the memory is not there.
@@ -71,13 +77,13 @@ def allocate_pool(
     if num_blocks < least:
         raise KvMemoryError(f"a KV pool needs at least {least} blocks, not {num_blocks}")
     blocks = num_blocks + SCRATCH_BLOCKS
-    size = blocks * block_bytes(config, block_size, dtype)
+    size = blocks * block_bytes(config, block_size, dtype, draft_layers)
     try:
         raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
     # torch's allocators raise no narrower type; mmap raises one of the others.
     except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
-    return raw.view(dtype).view(_shape(config, blocks, block_size))
+    return raw.view(dtype).view(_shape(config, blocks, block_size, draft_layers))
 
 
 def _mapped(size: int) -> torch.Tensor:
