@@ -256,7 +256,8 @@ class LLMEngine:
                 self._blocks.seal(sequence)
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-            self._blocks.drop_behind_window(sequence)
+            if self._blocks.has_windows:
+                self._blocks.drop_behind_window(sequence)
             if sequence.hold:
                 self._recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
             drawn = drawn_by_index.get(index)

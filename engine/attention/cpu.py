@@ -53,12 +53,12 @@ class CpuAttention:
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
+        slots_address, slots_bytes = slots.data_ptr(), slots.stride(0) * slots.itemsize
+        tables_address, tables_bytes = tables.data_ptr(), tables.stride(0) * tables.itemsize
         trees = _tree_starts(batch)
         firsts = None if batch.first_keys is None else torch.tensor(batch.first_keys)
         visible = None if batch.visible is None else batch.visible.contiguous()
         positions = batch.positions.contiguous()
-        slots_address, slots_bytes = slots.data_ptr(), slots.stride(0) * slots.itemsize
-        tables_address, tables_bytes = tables.data_ptr(), tables.stride(0) * tables.itemsize
         for group, step in enumerate(self._steps):
             step.slots = slots_address + group * slots_bytes
             step.tables = tables_address + group * tables_bytes

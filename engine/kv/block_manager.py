@@ -36,6 +36,7 @@ class BlockManager:
 
     Attributes:
         num_groups: blocks of a page.
+        has_windows: whether a group has one, so that `drop_behind_window` has something to do.
         cache: the first group's. A prefix hit is never longer than what it holds, so it is the one that
             others are told of.
     """
@@ -51,6 +52,7 @@ class BlockManager:
         self.block_size = block_size
         self.num_groups = len(windows)
         self._windows = tuple(windows)
+        self.has_windows = any(windows)
         self._sliding = tuple((group, window) for group, window in enumerate(windows) if window)
         self._caches = tuple(PrefixCache(closed=not window) for window in windows)
         self.cache = self._caches[0]
@@ -101,7 +103,7 @@ class BlockManager:
         ]
         sequence.row = self.tables.take(sequence.blocks)
         sequence.num_sealed = found
-        sequence.num_dropped = self._reach(found, behind)
+        sequence.num_dropped = self._needed_from(found, behind)
         return found * self.block_size
 
     def unread_tokens(self, sequence: EngineSequence) -> int:
@@ -286,7 +288,7 @@ class BlockManager:
             # Every longer hit would reach the page that is lacking as well.
             longest = lacking
         hits: list[int] = []
-        firsts = self._reach(longest, behind)
+        firsts = self._needed_from(longest, behind)
         for page, block_hash in enumerate(hashes[:longest]):
             for cache, first in zip(self._caches, firsts, strict=True):
                 block = cache.block_of(block_hash) if page >= first else SCRATCH_BLOCK
@@ -296,7 +298,7 @@ class BlockManager:
 
     def _lacking(self, hashes: Sequence[bytes], behind: Sequence[int]) -> int | None:
         """The first page within reach of a hit of these pages whose block a group with a window lacks."""
-        firsts = self._reach(len(hashes), behind)
+        firsts = self._needed_from(len(hashes), behind)
         return min(
             (
                 page
@@ -307,7 +309,7 @@ class BlockManager:
             default=None,
         )
 
-    def _reach(self, num_pages: int, behind: Sequence[int]) -> list[int]:
+    def _needed_from(self, num_pages: int, behind: Sequence[int]) -> list[int]:
         """For each group the first page that is needed where KV is there for `num_pages`."""
         # After a hit its last token's logits may be lacking: what that token sees is needed too.
         last = num_pages * self.block_size - 1

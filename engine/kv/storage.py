@@ -64,10 +64,11 @@ def allocate_pool(
     """Allocates the zeroed pool for `num_blocks` usable blocks and the scratch block.
 
     Zeroed, so that no read of a masked slot can bring a NaN; page-aligned, for memory registration works
-    on pages. The layers of a drafter, where it keeps its KV in the blocks, lie behind the model's own.
+    on pages. The layers of a drafter, where it keeps its KV in the blocks, lie behind the model's own
+    (in blocks of other groups than the first, whose history a drafter keeps, these places stay unused).
 
     Returns:
-        [num_blocks + 1, layers + draft_layers, 2, kv_heads, block_size, head_dim], contiguous.
+        [num_blocks + 1, layers of a group + draft_layers, 2, kv_heads, block_size, head_dim], contiguous.
 
     Raises:
         KvMemoryError: fewer than `MIN_PAGES` blocks of each layer group, or the memory is not there.

@@ -203,7 +203,7 @@ def test_unused_slots_of_a_block_may_hold_no_number(coarse: bool) -> None:
     case = make_case([(100, 1), (32, 3), (5, 8), (0, 1)], 16, CONFIG, torch.float32)
     expected = run("cpu", case, CONFIG, coarse)
     used = torch.zeros(case.kv.shape[0], case.kv.shape[4], dtype=torch.bool)
-    for table, context in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
+    for table, context in zip(case.batch.block_tables[0], case.batch.context_lens, strict=True):
         for position in range(context):
             used[table[position // 16], position % 16] = True
     spoilt = case.kv.clone()

@@ -173,26 +173,35 @@ class EagleDrafter:
     def _unset(self, sequence: EngineSequence, start: int, end: int) -> None:
         for position in range(start, end):
             block, offset = divmod(position, self._block_size)
-            self._own[sequence.blocks[block], :, :, :, offset] = 0
+            self._own[self._blocks(sequence)[block], :, :, :, offset] = 0
 
     def _first_key(self, sequence: EngineSequence, end: int) -> int:
         """The first slot from which on all up to `end` have entries."""
         count = -(-end // self._block_size)
-        keys = self._own[sequence.blocks[:count], 0, 0, 0].flatten(0, 1)[1:end]
+        keys = self._own[self._blocks(sequence)[:count], 0, 0, 0].flatten(0, 1)[1:end]
         unset = (keys == 0).all(dim=-1).nonzero()
         return int(unset[-1]) + 2 if len(unset) else 1
 
+    def _blocks(self, sequence: EngineSequence) -> list[int]:
+        """Those of the first layer group, in which the head's KV lies."""
+        groups = self._head.num_groups
+        return sequence.blocks if groups == 1 else sequence.blocks[::groups]
+
+    def _capacity(self, sequence: EngineSequence) -> int:
+        """Slots of the sequence."""
+        return len(sequence.blocks) // self._head.num_groups * self._block_size
+
     def _reach(self, sequence: EngineSequence) -> int:
         """End of the slots that are the sequence's and whose token is known."""
-        return min(sequence.num_tokens, len(sequence.blocks) * self._block_size)
+        return min(sequence.num_tokens, self._capacity(sequence))
 
     def _room(self, sequence: EngineSequence) -> int:
         """Slots behind those of the known tokens."""
-        return len(sequence.blocks) * self._block_size - sequence.num_tokens
+        return self._capacity(sequence) - sequence.num_tokens
 
     def _span(self, sequence: EngineSequence, state: EagleState, end: int) -> Span:
         tokens = sequence.token_ids[state.entries : end]
-        return Span(sequence.blocks, state.entries, tokens, min(state.first_key, state.entries))
+        return Span(self._blocks(sequence), state.entries, tokens, min(state.first_key, state.entries))
 
     def _write(self, spans: list[Span], states: list[EagleState], features: torch.Tensor) -> None:
         batch = make_batch(spans, self._block_size, self._kv.device)
@@ -247,7 +256,7 @@ class EagleDrafter:
             active = [active[row] for row in going]
             spans = [
                 Span(
-                    sequences[index].blocks,
+                    self._blocks(sequences[index]),
                     sequences[index].num_tokens + ahead,
                     chains[index][-1:],
                     states[index].first_key,
@@ -309,7 +318,7 @@ class EagleDrafter:
             sequence, tree = sequences[index], growing[index]
             tokens = [tree.candidates[tree.expanded[node - 1]].token_id for node in nodes]
             first = sequence.num_tokens - 1 + nodes[0]
-            spans.append(Span(sequence.blocks, first, tokens, _state_of(sequence).first_key))
+            spans.append(Span(self._blocks(sequence), first, tokens, _state_of(sequence).first_key))
         batch = make_batch(spans, self._block_size, self._kv.device)
         last = np.array([sequences[index].num_tokens - 1 for index, _ in owners], dtype=np.int64)
         bits = np.array([_signed(growing[index].visible[node]) for index, node in owners], dtype=np.int64)

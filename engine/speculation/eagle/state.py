@@ -36,7 +36,7 @@ class Span:
     """New entries of one sequence, one after the other.
 
     Attributes:
-        blocks: of the sequence.
+        blocks: of the sequence, in the layer group whose history the head's KV is part of.
         first: slot of the first one.
         tokens: of each.
         first_key: first slot that they see.
