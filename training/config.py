@@ -34,8 +34,8 @@ class TrainingConfig:
     unroll_steps: int = 5
     chain_share: float = 0.5
     step_decay: float = 0.8
-    matrix_rate: float = 2e-3
-    rate: float = 6e-4
+    matrix_rate: float = 5e-3
+    rate: float = 2e-3
     weight_decay: float = 0.01
     clip: float = 0.5
     warm_up: float = 0.02

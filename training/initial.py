@@ -7,6 +7,9 @@ import torch
 from training.head import Eagle3Head, HeadConfig
 from training.target import TargetWeights, feature_layers
 
+_CERTAINTY = 0.2
+"""Of the first guesses, which are no good: a fraction of the target's."""
+
 
 def new_head(target: TargetWeights, token_ids: torch.Tensor, scale: torch.Tensor, seed: int) -> Eagle3Head:
     """A head that has learned nothing but what it shares with its target.
@@ -32,7 +35,7 @@ def new_head(target: TargetWeights, token_ids: torch.Tensor, scale: torch.Tensor
             weight.zero_()
         head.fc.weight.normal_(0.0, 0.02 * head.fc.weight.shape[1] ** -0.5, generator=generator)
         head.fc.weight[:, -hidden:] += torch.eye(hidden)
-        head.norm.weight.copy_(target.final_norm)
+        head.norm.weight.copy_(target.final_norm * _CERTAINTY)
         head.lm_head.weight.copy_(target.lm_head.index_select(0, token_ids))
         head.feature_scale.copy_(scale)
     return head
