@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 
@@ -38,17 +40,65 @@ class Acceptance:
     loss: float
 
 
-@dataclass(slots=True)
-class _Tally:
-    passes: int = 0
-    tokens: int = 0
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """Of k guesses from each of the n anchors of one answer.
+
+    Attributes:
+        made: [k, n] bool, whether the answer goes on so far.
+        right: [k, n] bool, whether the guess is the answer's token.
+        overlap: [k, n], the chance that a drawn guess is accepted.
+        loss: cross-entropy of the first guesses, summed.
+    """
+
+    made: torch.Tensor
+    right: torch.Tensor
+    overlap: torch.Tensor
+    loss: float
 
     @property
-    def mean(self) -> float:
-        return self.tokens / self.passes if self.passes else 0.0
+    def accepted(self) -> list[int]:
+        """From each anchor on, how many guesses are right without a gap."""
+        counts: list[int] = self.right.long().cumprod(dim=0).sum(dim=0).tolist()
+        return counts
+
+    def passes(self) -> list[int]:
+        """Tokens of each pass of the target: the right guesses and one of its own, while the answer lasts."""
+        accepted, taken, position = self.accepted, [], 0
+        while position < len(accepted):
+            taken.append(min(accepted[position] + 1, len(accepted) - position))
+            position += taken[-1]
+        return taken
 
 
 @torch.no_grad()
+def guess_along(head: Eagle3Head, teacher: Teacher, answer: Answer, num_guesses: int) -> Guesses:
+    """Lets a head guess from every anchor of an answer, `num_guesses` tokens ahead."""
+    training = pack([answer], str(teacher.embedding.device))
+    first, last = training.batch.anchors[0]
+    shape = (num_guesses, last - first + 1)
+    made, right = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    overlap = torch.zeros(shape)
+    loss = 0.0
+    probabilities = teacher.probabilities(training)
+    for step, found in enumerate(unroll(head, teacher.embedding, training.batch, num_guesses)):
+        part, guesses, shared = lm_head_loss(
+            head.norm(found.hidden),
+            head.lm_head.weight,
+            probabilities,
+            found.places,
+            torch.ones(len(found.places), device=found.places.device),
+        )
+        if step == 0:
+            loss = float(part)
+        anchors = (found.places - step - first).cpu()
+        ids = teacher.token_ids.index_select(0, guesses)
+        made[step, anchors] = True
+        right[step, anchors] = (ids == training.batch.token_ids.index_select(0, found.places + 1)).cpu()
+        overlap[step, anchors] = shared.cpu()
+    return Guesses(made, right, overlap, loss)
+
+
 def measure(head: Eagle3Head, teacher: Teacher, answers: Sequence[Answer], num_guesses: int) -> Acceptance:
     """Lets a head guess along answers.
 
@@ -58,61 +108,32 @@ def measure(head: Eagle3Head, teacher: Teacher, answers: Sequence[Answer], num_g
         answers: greedy and drawn ones.
         num_guesses: length of a chain.
     """
-    device = str(teacher.embedding.device)
-    reached = torch.zeros(num_guesses)
-    right_so_far = torch.zeros(num_guesses)
-    overlap, chances = torch.zeros(num_guesses), torch.zeros(num_guesses)
-    kinds: dict[str, _Tally] = {}
-    loss, rows = 0.0, 0
+    reached, right, chances, overlap = torch.zeros(4, num_guesses)
+    passes: dict[str, list[int]] = {}
+    loss = anchors = 0.0
     for answer in answers:
-        training = pack([answer], device)
-        first, last = training.batch.anchors[0]
-        # accepted[a]: guesses from anchor a on that are right without a gap.
-        accepted = torch.zeros(last - first + 1, dtype=torch.int64)
-        alive = torch.ones(len(accepted), dtype=torch.bool)
-        probabilities = teacher.probabilities(training)
-        for step, found in enumerate(unroll(head, teacher.embedding, training.batch, num_guesses)):
-            ones = torch.ones(len(found.places), device=found.places.device)
-            part, guesses, shared = lm_head_loss(
-                head.norm(found.hidden), head.lm_head.weight, probabilities, found.places, ones
-            )
-            if step == 0:
-                loss, rows = loss + float(part), rows + len(ones)
-            if not answer.greedy:
-                overlap[step] += float(shared.sum())
-                chances[step] += len(ones)
-                continue
-            anchors = (found.places - step - first).cpu()
-            ids = teacher.token_ids.index_select(0, guesses)
-            right = (ids == training.batch.token_ids.index_select(0, found.places + 1)).cpu()
-            before = torch.zeros_like(alive)
-            before[anchors] = alive[anchors]
-            now = torch.zeros_like(alive)
-            now[anchors] = right & alive[anchors]
-            reached[step] += int(before.sum())
-            right_so_far[step] += int(now.sum())
-            accepted += now
-            alive = now
+        found = guess_along(head, teacher, answer, num_guesses)
+        loss += found.loss
+        anchors += found.made.shape[1]
         if answer.greedy:
-            _walk(accepted.tolist(), kinds.setdefault(answer.kind, _Tally()))
+            so_far = found.right.long().cumprod(dim=0).bool()
+            before = torch.cat((torch.ones_like(so_far[:1]), so_far[:-1]))
+            reached += (before & found.made).sum(dim=1)
+            right += so_far.sum(dim=1)
+            passes.setdefault(answer.kind, []).extend(found.passes())
+        else:
+            chances += found.made.sum(dim=1)
+            overlap += found.overlap.sum(dim=1)
     sampled = (overlap / chances.clamp(min=1)).tolist()
     return Acceptance(
-        tokens_per_pass=_Tally(
-            sum(tally.passes for tally in kinds.values()), sum(tally.tokens for tally in kinds.values())
-        ).mean,
-        by_position=tuple((right_so_far / reached.clamp(min=1)).tolist()),
-        by_kind={kind: tally.mean for kind, tally in sorted(kinds.items())},
+        tokens_per_pass=_mean([taken for own in passes.values() for taken in own]),
+        by_position=tuple((right / reached.clamp(min=1)).tolist()),
+        by_kind={kind: _mean(taken) for kind, taken in sorted(passes.items())},
         sampled=tuple(sampled),
-        sampled_tokens_per_pass=1 + sum(torch.tensor(sampled).cumprod(0).tolist()),
-        loss=loss / max(rows, 1),
+        sampled_tokens_per_pass=1 + sum(accumulate(sampled, mul)),
+        loss=loss / max(anchors, 1),
     )
 
 
-def _walk(accepted: list[int], tally: _Tally) -> None:
-    """Decodes an answer: each pass takes the right guesses and one token of the target's own."""
-    position = 0
-    while position < len(accepted):
-        taken = accepted[position] + 1
-        tally.passes += 1
-        tally.tokens += min(taken, len(accepted) - position)
-        position += taken
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -42,7 +42,7 @@ def _predictable(model_dir: Path) -> Path:
     tensors = load_file(path)
     for name, tensor in tensors.items():
         if "o_proj" in name or "down_proj" in name:
-            tensor *= 0.1
+            tensor *= 0.01
     tensors["model.norm.weight"] *= 4
     tensors["lm_head.weight"][24:] = 0
     save_file(tensors, path, {"format": "pt"})
