@@ -20,33 +20,15 @@ under steady load of better ones a sequence may wait for ever. Among equals noth
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
 from engine.kv.swap import SwapSpace
 from engine.prefill_budget import PrefillBudget
+from engine.schedule import Schedule
 from engine.sequence import Sequence, SequenceStatus
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One step's work: `counts[i]` tokens of `sequences[i]`, from its `num_computed` on.
-
-    The first `num_decodes` sequences run the one token that they lack, the others tokens of their contexts.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_decodes: int = 0
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        """Puts `count` tokens of a sequence into the step."""
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.num_tokens += count
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -64,6 +46,7 @@ class Scheduler:
         max_running: most sequences in a step, and most admitted from the queue at a time. Adopted
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
+        wanted_drafts: says how many drafts each decode is to have; None where none speculates.
 
     Attributes:
         asking: sequences that a reservation found no room for, by rank.
@@ -82,6 +65,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_running: int,
         prefill_chunk: int,
+        wanted_drafts: Callable[[Iterable[Sequence]], Iterable[int]] | None = None,
     ) -> None:
         for name, value in (
             ("max_batched_tokens", max_batched_tokens),
@@ -96,6 +80,7 @@ class Scheduler:
         self._max_batched_tokens = max_batched_tokens
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
+        self._wanted_drafts = wanted_drafts
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -161,6 +146,8 @@ class Scheduler:
         self._displace_for_head(now_s)
         batch = Schedule()
         self._add_decodes(batch, now_s)
+        if self._wanted_drafts is not None and batch.sequences:
+            batch.lookahead = self._allot(batch, self._wanted_drafts(batch.sequences))
         self._add_contexts(batch, now_s)
         return batch
 
@@ -212,6 +199,27 @@ class Scheduler:
                 sequence.decoding_since_s = now_s
             batch.add(sequence, 1)
         batch.num_decodes = len(batch.sequences)
+
+    def _allot(self, batch: Schedule, wanted: Iterable[int]) -> list[int]:
+        """Room for drafts, behind what every decode needs anyway: nobody is preempted for a guess.
+
+        One more block than the drafts' own may be taken, for the token that follows the last of them: where a
+        drafter keeps KV in the blocks, that token's is written at once. `counts` reserve it in the budget.
+        """
+        allotted: list[int] = []
+        spare = self._growing()
+        for index, (sequence, count) in enumerate(zip(batch.sequences, wanted, strict=True)):
+            count = min(count, self._max_batched_tokens - batch.num_tokens)
+            # The last token of a first context is no decode, and whoever holds draws one token alone.
+            if not sequence.context_done:
+                count = 0
+            if count > 0:
+                reach = self._blocks.reach(sequence, sequence.num_tokens + count + 1, spare)
+                count = max(0, min(count, reach - sequence.num_tokens - 1))
+            allotted.append(count)
+            batch.counts[index] += count
+            batch.num_tokens += count
+        return allotted
 
     def _add_contexts(self, batch: Schedule, now_s: float) -> None:
         """Chunks of running contexts and of those that wait, by rank, as the budget allows."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from enum import Enum, auto
 from math import inf
+from typing import TYPE_CHECKING
 
 from engine.api import EngineRequest, TokenLogprobs
 from engine.kv.swap import SwappedKv
 from engine.sampling.rules import TokenRules
 from engine.speculation.tree import DraftTree
+
+# Verification needs torch, which what schedules sequences does not load.
+if TYPE_CHECKING:
+    from engine.speculation.verification.base import Verified
 
 
 class SequenceStatus(Enum):
@@ -143,6 +148,18 @@ class Sequence:
     def tokens_to_hold(self) -> int:
         """Tokens to allocate blocks for at admission: a sequence that decodes on gets its next one too."""
         return len(self.token_ids) + (0 if self.hold else 1)
+
+    def grow(self, count: int, verified: Verified | None) -> None:
+        """A pass ran `count` of its tokens, drafts included, and drew what `verified` says."""
+        if verified is None:
+            self.num_computed += count
+            return
+        if self.drafts is not None:
+            count = 1 + len(verified.path)
+            self.drafts = None
+        self.token_ids += verified.token_ids
+        # Whatever is drawn last runs in the next pass, also where it was a draft: its answer ends there.
+        self.num_computed = min(self.num_computed + count, len(self.token_ids) - 1)
 
     def forget_progress(self) -> None:
         """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import zip_longest
 
 from engine.api import (
     CacheEvents,
@@ -48,21 +50,25 @@ class StepRecorder:
         self._prefills_done = []
         self._failures = []
 
-    def token(
+    def tokens(
         self,
         sequence: Sequence,
         index: int,
-        token_id: int,
+        token_ids: Iterable[int],
         reason: FinishReason | None,
-        logprobs: TokenLogprobs | None,
+        logprobs: Iterable[TokenLogprobs],
     ) -> None:
-        """A token of the answer."""
-        self._tokens.append(TokenOutput(sequence.request_id, index, token_id, reason, logprobs))
+        """Tokens of the answer, the first of them at `index`; `reason` is the last one's."""
+        name = sequence.request_id
+        for place, (token_id, report) in enumerate(zip_longest(token_ids, logprobs), index):
+            self._tokens.append(TokenOutput(name, place, token_id, None, report))
+        if reason is not None:
+            self._tokens[-1] = replace(self._tokens[-1], finish_reason=reason)
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""
         num_tokens = sequence.num_computed
-        if num_tokens < sequence.num_tokens:
+        if num_tokens < sequence.request.num_context_tokens:
             num_tokens -= num_tokens % self._block_size
         end = -(-num_tokens // self._block_size)
         if end > sequence.num_announced:

@@ -84,6 +84,20 @@ class BlockManager:
         sequence.blocks.append(block)
         return True
 
+    def reach(self, sequence: EngineSequence, num_tokens: int, spare: int) -> int:
+        """Grows a sequence for `num_tokens` tokens where `spare` blocks stay; the tokens it then holds."""
+        wanted = min(self.blocks_for(num_tokens), self.tables.array.shape[1])
+        while len(sequence.blocks) < wanted and self.pool.num_available > spare:
+            self.grow(sequence)
+        return len(sequence.blocks) * self.block_size
+
+    def trim(self, sequence: EngineSequence) -> None:
+        """Lets go the blocks behind the one that the sequence's next token goes to."""
+        needed = self.blocks_for(sequence.tokens_to_hold)
+        for index in range(len(sequence.blocks) - 1, needed - 1, -1):
+            self.pool.release(sequence.blocks.pop(), keep=False)
+            self.tables.put(sequence.row, index, SCRATCH_BLOCK)
+
     def drop_behind_window(self, sequence: EngineSequence) -> None:
         """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
         if not self._window or sequence.hold:

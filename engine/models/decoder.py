@@ -24,7 +24,7 @@ class FeedForwardWeights:
     """One gated feed-forward. H hidden, I intermediate.
 
     Attributes:
-        gate_up: H to 2 I.
+        gate_up: H to 2 I, from `Ops.pack_gated`.
         down: I to H.
     """
 
@@ -123,8 +123,8 @@ class Decoder:
         if isinstance(weights, ExpertsWeights):
             hidden += run_experts(ops, weights, ops.rms_norm(hidden, layer.feed_forward_norm), activation)
             return
-        gate_up = ops.linear(hidden, weights.gate_up, norm=layer.feed_forward_norm)
-        self._project(ops.gated(gate_up, activation), weights.down, layer.feed_forward_post_norm, hidden)
+        gated = ops.gated_linear(hidden, weights.gate_up, activation, norm=layer.feed_forward_norm)
+        self._project(gated, weights.down, layer.feed_forward_post_norm, hidden)
 
     def _project(
         self, inner: torch.Tensor, linear: Linear, post_norm: Norm | None, hidden: torch.Tensor

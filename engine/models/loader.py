@@ -97,6 +97,9 @@ def load_model(
     return model if later is None else UpgradingModel(model, lambda: load(later()))
 
 
+_Pack = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
 @dataclass(frozen=True, slots=True)
 class _Packer:
     """Lays weights out for `ops`, stored as `store` says."""
@@ -107,6 +110,10 @@ class _Packer:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A linear layer."""
         return self.ops.pack(self.store(weight), bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """The gate and up of a feed-forward."""
+        return self.ops.pack_gated(self.store(weight), bias)
 
     def exact(self, weight: torch.Tensor) -> Linear:
         """One that is never quantised."""
@@ -172,9 +179,9 @@ def _assemble(config: ModelConfig, reader: _Reader, packer: _Packer) -> DecoderW
 def _layer(config: ModelConfig, reader: _Reader, packer: _Packer, layer: int) -> LayerWeights:
     prefix, layout = layer_prefix(layer), config.layout
 
-    def linear(modules: Sequence[str], biased: bool = False) -> Linear:
+    def linear(modules: Sequence[str], biased: bool = False, pack: _Pack = packer.linear) -> Linear:
         bias = reader.plain(*(f"{prefix}{module}.bias" for module in modules)) if biased else None
-        return packer.linear(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
+        return pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
 
     def norm(name: str) -> Norm:
         return reader.norm(prefix + name, config)
@@ -185,14 +192,15 @@ def _layer(config: ModelConfig, reader: _Reader, packer: _Packer, layer: int) ->
         modules = [layout.expert_modules(expert) for expert in range(experts.count)]
         feed_forward = ExpertsWeights(
             router=packer.exact(reader.plain(f"{prefix}{layout.router}.weight")),
-            gate_up=tuple(linear((gate, up)) for gate, up, _ in modules),
+            gate_up=tuple(linear((gate, up), pack=packer.gated) for gate, up, _ in modules),
             down=tuple(linear((down,)) for _, _, down in modules),
             per_token=experts.per_token,
             normalized=experts.normalized,
         )
     else:
         feed_forward = FeedForwardWeights(
-            gate_up=linear(layout.gate_up, config.mlp_bias), down=linear((DOWN,), config.mlp_bias)
+            gate_up=linear(layout.gate_up, config.mlp_bias, packer.gated),
+            down=linear((DOWN,), config.mlp_bias),
         )
     return LayerWeights(
         input_norm=norm(INPUT_NORM),

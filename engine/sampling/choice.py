@@ -1,4 +1,4 @@
-"""Draws one token for each of many rows at once, from whole or truncated distributions.
+"""Draws one token for each of many rows at once, from whole or truncated distributions; or tells these.
 
 The Gumbel-max trick: the argmax of log p - log E, with E exponential, is token i with probability p_i. E is
 keyed by row and token id, so no row depends on another and nothing is drawn in any order.
@@ -11,12 +11,13 @@ bound is within 3 of the truth for every draw there is, so the outcome is that o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor, write_uniforms
+from engine.sampling.keys import DrawKey
 from engine.sampling.rules import TokenRules
 from engine.sampling.truncation import truncate
 
@@ -44,18 +45,60 @@ class Drawer:
             rules: one for each of `rows`; none is greedy.
         """
         tokens = [0] * len(rows)
+        for part, scores, memory in self._scored(logits, rows, rules):
+            chosen = [rules[index] for index in part]
+            keys = key_tensor([rule.key for rule in chosen], logits.device)
+            if chosen[0].truncates:
+                drawn = _from_truncated(scores, chosen, keys)
+            else:
+                drawn = _from_whole(scores, keys, *memory)
+            for index, token_id in zip(part, drawn, strict=True):
+                tokens[index] = token_id
+        return tokens
+
+    def probabilities(
+        self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]
+    ) -> torch.Tensor:
+        """What `draw` draws from: [len(rows), vocab] fp32, 0 where a token is cut off; arguments as there."""
+        told = torch.zeros(len(rows), logits.shape[1], device=logits.device)
+        for part, scores, _ in self._scored(logits, rows, rules):
+            places = torch.tensor(part, device=logits.device)
+            if not rules[part[0]].truncates:
+                told[places] = scores.softmax(dim=-1)
+                continue
+            for kept in truncate(scores, [rules[index].params for index in part]):
+                own = places[kept.rows]
+                told[own[:, None], kept.token_ids] = kept.scores.softmax(dim=-1)
+        return told
+
+    def draw_from(self, weights: torch.Tensor, keys: Sequence[DrawKey]) -> list[int]:
+        """Draws a token for each row, in proportion to its weights.
+
+        Args:
+            weights: [R, vocab] fp32, none negative, in each row one that is not 0; left as they are.
+            keys: of the draws, one for each row.
+        """
+        tokens: list[int] = []
+        size = max(1, _CHUNK_ELEMENTS // weights.shape[1])
+        for start in range(0, len(keys), size):
+            part = keys[start : start + size]
+            scores, *memory = self._room(len(part), weights)
+            torch.log(weights[start : start + size], out=scores)
+            tokens += _from_whole(scores, key_tensor(list(part), weights.device), *memory)
+        return tokens
+
+    def _scored(
+        self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]
+    ) -> Iterator[tuple[list[int], torch.Tensor, list[torch.Tensor]]]:
+        """Parts of `rows` that truncate or do not: which of them, their scores, and memory beside these."""
         size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
         for truncated in (False, True):
             group = [index for index, rule in enumerate(rules) if rule.truncates is truncated]
             for start in range(0, len(group), size):
                 part = group[start : start + size]
-                chosen = [rules[index] for index in part]
                 scores, *memory = self._room(len(part), logits)
-                _score(logits, [rows[index] for index in part], chosen, scores)
-                drawn = _from_truncated(scores, chosen) if truncated else _from_whole(scores, chosen, *memory)
-                for index, token_id in zip(part, drawn, strict=True):
-                    tokens[index] = token_id
-        return tokens
+                _score(logits, [rows[index] for index in part], [rules[index] for index in part], scores)
+                yield part, scores, memory
 
     def _room(self, rows: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Two fp32 and two int32 tensors [rows, vocab], with whatever was in them before."""
@@ -77,28 +120,22 @@ def _score(logits: torch.Tensor, rows: list[int], rules: Sequence[TokenRules], o
 
 
 def _from_whole(
-    scores: torch.Tensor,
-    rules: Sequence[TokenRules],
-    draws: torch.Tensor,
-    bits: torch.Tensor,
-    spare: torch.Tensor,
+    scores: torch.Tensor, keys: torch.Tensor, draws: torch.Tensor, bits: torch.Tensor, spare: torch.Tensor
 ) -> list[int]:
-    keys = key_tensor([rule.key for rule in rules], scores.device)
     ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
     write_uniforms(keys, ids, draws, bits, spare)
     bound = spare.view(torch.float32).copy_(draws.view(torch.int32))
     bound.mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
     rows, columns = _where(bound >= bound.amax(dim=-1, keepdim=True) - _BOUND_SLACK)
     values = scores[rows, columns] - draws[rows, columns].neg_().log1p_().neg_().log_()
-    best = torch.full((len(rules),), -torch.inf, device=scores.device)
+    best = torch.full((len(keys),), -torch.inf, device=scores.device)
     best.scatter_reduce_(0, rows, values, reduce="amax")
     ids_of_best = columns.masked_fill(values < best[rows], scores.shape[1])
-    tokens = torch.full((len(rules),), scores.shape[1], dtype=torch.int64, device=scores.device)
+    tokens = torch.full((len(keys),), scores.shape[1], dtype=torch.int64, device=scores.device)
     return tokens.scatter_reduce_(0, rows, ids_of_best, reduce="amin").tolist()
 
 
-def _from_truncated(scores: torch.Tensor, rules: Sequence[TokenRules]) -> list[int]:
-    keys = key_tensor([rule.key for rule in rules], scores.device)
+def _from_truncated(scores: torch.Tensor, rules: Sequence[TokenRules], keys: torch.Tensor) -> list[int]:
     tokens = [0] * len(rules)
     for kept in truncate(scores, [rule.params for rule in rules]):
         values = kept.scores - exponentials(keys[kept.rows], kept.token_ids).log_()

@@ -20,8 +20,10 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
+from engine.models.features import FeatureTap
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
+from engine.speculation.speculator import Speculator
 from prefix_index.hashing import ChainHasher
 
 VOCAB = 23
@@ -92,7 +94,7 @@ class DigestModel:
         self.tokens_run = 0
         self.batches: list[ForwardBatch] = []
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`, checking what `ForwardBatch` promises."""
         self.batches.append(batch)
         block_size = kv.shape[4]
@@ -114,23 +116,31 @@ class DigestModel:
             first_seen = max(0, context_len - (end - start) + 1 - self.window) if self.window else 0
             assert all(table[first_seen // block_size : used]), "a context lies in no scratch block"
             assert not any(table[used:]), "the table is padded with scratch"
-            assert positions[start:end] == list(range(context_len - (end - start), context_len))
-            digest = 0
+            before = context_len - (end - start)
+            trees = [0] * (end - start) if batch.visible is None else batch.visible[start:end].tolist()
+            if not any(trees):
+                assert positions[start:end] == list(range(before, context_len))
             for row in range(start, end):
-                position = positions[row]
+                place, position = before + row - start, positions[row]
+                seen = [
+                    node
+                    for node in range(row - start + 1)
+                    if not trees[row - start] or trees[row - start] >> node & 1
+                ]
+                assert position == before + len(seen) - 1
                 block, offset = divmod(slots[row], block_size)
-                assert block in (0, table[position // block_size])
-                assert offset == position % block_size
-                digest = self._digest_before(kv, table, position)
-                digest = next_digest(digest, tokens[row], position)
+                assert block in (0, table[place // block_size])
+                assert offset == place % block_size
+                parent = before + seen[-2] if len(seen) > 1 else before - 1
+                digest = next_digest(self._digest_of(kv, table, parent), tokens[row], position)
                 kv[block, 0, 0, 0, offset, 0] = tokens[row]
                 kv[block, 0, 1, 0, offset, 0] = digest
                 if row in wanted:
-                    keys = kv[table[:used], 0, 0, 0, :, 0].flatten()[: position + 1]
+                    keys = kv[table[:used], 0, 0, 0, :, 0].flatten()
+                    keys = torch.cat((keys[:before], keys[[before + node for node in seen]]))
                     places = torch.arange(1, position + 2, dtype=torch.float64)
-                    seen = max(0, position + 1 - self.window) if self.window else 0
-                    keys, places = keys[seen:], places[seen:]
-                    total = int((keys.double() * places).sum().item()) % MODULUS
+                    first = max(0, position + 1 - self.window) if self.window else 0
+                    total = int((keys[first:].double() * places[first:]).sum().item()) % MODULUS
                     rows[row] = logits_of(digest, total)
             spoiled = rows.keys() & set(range(start, end))
             # Only where logits tell of it: what nobody can see in its step is not traced to its sequence.
@@ -145,10 +155,10 @@ class DigestModel:
         return torch.stack([rows[row] for row in wanted])
 
     @staticmethod
-    def _digest_before(kv: torch.Tensor, table: list[int], position: int) -> int:
-        if position == 0:
+    def _digest_of(kv: torch.Tensor, table: list[int], place: int) -> int:
+        if place < 0:
             return 0
-        block, offset = divmod(position - 1, kv.shape[4])
+        block, offset = divmod(place, kv.shape[4])
         return int(kv[table[block], 0, 1, 0, offset, 0].item())
 
 
@@ -231,7 +241,11 @@ def make_engine(
 
 
 def make_engine_and_pool(
-    num_blocks: int = 64, block_size: int = 4, model: DigestModel | None = None, **settings: float
+    num_blocks: int = 64,
+    block_size: int = 4,
+    model: DigestModel | None = None,
+    speculator: Speculator | None = None,
+    **settings: float,
 ) -> tuple[LLMEngine, torch.Tensor]:
     """As `make_engine`, with the pool. `swap_blocks` is the memory to swap to; none by default."""
     swap_memory_bytes = settings.pop("swap_blocks", 0) * BLOCK_BYTES_PER_TOKEN * block_size
@@ -244,7 +258,7 @@ def make_engine_and_pool(
     # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
     pool = torch.full((num_blocks + 1, 1, 2, 1, block_size, 1), 99_999.0)
     hasher = ChainHasher("digest", block_size)
-    engine = LLMEngine(model or DigestModel(), pool, config, hasher, clock=Ticks())
+    engine = LLMEngine(model or DigestModel(), pool, config, hasher, clock=Ticks(), speculator=speculator)
     return engine, pool
 
 

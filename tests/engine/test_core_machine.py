@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.api import EngineRequest, Reservation, StepOutput
+from engine.sequence import Sequence
+from engine.speculation.planner import FixedPlanner
+from engine.speculation.speculator import Speculator
 from tests.engine.digest_model import (
+    VOCAB,
     Answers,
     DigestModel,
     holds,
@@ -20,6 +24,7 @@ from tests.engine.digest_model import (
     request,
     transfer,
 )
+from tests.engine.scripted_drafter import ScriptedDrafter
 
 BLOCK = 4
 NAN_TOKEN = 22
@@ -60,6 +65,8 @@ class EngineMachine(RuleBasedStateMachine):
         slowdown=st.sampled_from([0.0, 1.0, 1.35, 3.0]),
         swap_blocks=st.sampled_from([0, 3, 1000]),
         window=st.sampled_from([0, 2, 5, 9]),
+        drafts=st.sampled_from([0, 0, 1, 4, 9]),
+        branches=st.sampled_from([1, 1, 3]),
     )
     def start(
         self,
@@ -71,8 +78,11 @@ class EngineMachine(RuleBasedStateMachine):
         slowdown: float,
         swap_blocks: int,
         window: int,
+        drafts: int,
+        branches: int,
     ) -> None:
         self.window = window
+        drafter = ScriptedDrafter(self._answer_of, VOCAB, branches=branches, forbidden=NAN_TOKEN)
         self.engine, self.pool = make_engine_and_pool(
             num_blocks,
             BLOCK,
@@ -83,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=running,
             max_decode_slowdown=slowdown,
             swap_blocks=swap_blocks,
+            speculator=Speculator(drafter, FixedPlanner(drafts)) if drafts else None,
         )
 
     @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3), priority=PRIORITY)
@@ -229,6 +240,10 @@ class EngineMachine(RuleBasedStateMachine):
         wanted = dataclasses.replace(wanted, priority=priority)
         self.requests[wanted.request_id] = wanted
         return wanted
+
+    def _answer_of(self, sequence: Sequence) -> tuple[int, ...]:
+        wanted = self.requests[sequence.request_id]
+        return (*wanted.resumed_token_ids, *self._expected(sequence.request_id)[0])
 
     def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
         return reference(self.requests[name], self.engine.max_model_len, self.window)

@@ -7,39 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 from engine.api import SamplingParams
 from engine.sampling.draws import exponentials, key_tensor
 from engine.sampling.sampler import Sampler
 from engine.sampling.truncation import truncate
-from tests.engine.sampling_rows import GREEDY, rules_at, sample
+from tests.engine.sampling_rows import GREEDY, processed, rules_at, sample
 
 RANDOM = replace(GREEDY, temperature=1.0)
 LOGITS = torch.tensor([1.2, -0.3, 0.0, 2.0, 0.9, -1.5, 1.9, -4.0])
 # (degrees of freedom) -> value exceeded once in 10**6 fair runs; the seeds are fixed.
 CHI_SQUARE = {1: 24.0, 2: 27.7, 3: 30.7, 4: 33.4, 5: 35.9, 6: 38.3, 7: 40.6}
-
-
-def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Exact probabilities after transformers' own processors, in vLLM's order and typical last."""
-    steps = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
-    if params.min_p:
-        steps.append(MinPLogitsWarper(params.min_p))
-    if params.top_k:
-        steps.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        steps.append(TopPLogitsWarper(params.top_p))
-    if params.typical_p < 1:
-        steps.append(TypicalLogitsWarper(params.typical_p))
-    return torch.softmax(steps(torch.zeros(1, 0), logits[None].double())[0], dim=-1)
 
 
 @pytest.mark.parametrize(

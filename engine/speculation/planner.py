@@ -1,0 +1,77 @@
+"""The seam between steps and the policy that chooses how many drafts they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.sequence import Sequence as EngineSequence
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """What became of one sequence's drafts in one pass.
+
+    Attributes:
+        sequence: whose.
+        asked: drafts that there was room for; 0 where none were to be made.
+        drafted: nodes of the tree, the root not counted; 0 where there was nothing to guess.
+        depth: drafts one behind the other on the longest path.
+        accepted: drafts that were right.
+    """
+
+    sequence: EngineSequence
+    asked: int
+    drafted: int
+    depth: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """What a pass of decodes cost.
+
+    Attributes:
+        decodes: sequences that decoded.
+        nodes: tokens of these, drafts included.
+        prompt_tokens: tokens beside them.
+        target_s: the target's pass, with verification.
+        draft_s: what the drafter took for it, before and after.
+    """
+
+    decodes: int
+    nodes: int
+    prompt_tokens: int
+    target_s: float
+    draft_s: float
+
+
+class DraftPlanner(Protocol):
+    """Chooses how many drafts each sequence of a step is to have."""
+
+    def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
+        """Drafts for each of the step's decodes, 0 included."""
+        ...
+
+    def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
+        """Learns from a pass."""
+        ...
+
+
+class FixedPlanner:
+    """The same number of drafts always: what adaptive planning is measured against.
+
+    Args:
+        count: drafts of every sequence.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
+        """As `DraftPlanner.wanted`."""
+        return [self._count] * len(sequences)
+
+    def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
+        """Nothing is learnt."""
