@@ -49,12 +49,6 @@ class TrainingConfig:
 
     def rate_at(self, step: int) -> float:
         """Factor on the learning rates at a step, from 0 on: rises, stays, falls."""
-        done = (step + 1) / self.steps
-        return max(
-            0.0,
-            min(
-                1.0,
-                done / max(self.warm_up, 1e-9),
-                (1.0 - done + 1.0 / self.steps) / max(self.cool_down, 1e-9),
-            ),
-        )
+        rising = (step + 1) / max(self.warm_up * self.steps, 1.0)
+        falling = (self.steps - step) / max(self.cool_down * self.steps, 1.0)
+        return max(0.0, min(1.0, rising, falling))

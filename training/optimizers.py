@@ -13,7 +13,7 @@ from training.head import Eagle3Head
 class HeadOptimizer:
     """Updates a head.
 
-    Muon's steps are orthogonal matrices, scaled to the size of AdamW's; it needs about half as many of them.
+    Muon's steps are orthogonal matrices, scaled to the size of AdamW's.
 
     Args:
         head: whose weights are updated.

@@ -5,6 +5,7 @@ So the target need not read its own answers again, which would cost as much as w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,9 +75,9 @@ class RecordingModel:
                 recording.log_totals[context - 1] = totals[end - 1]
         return logits
 
-    def take(self, token_ids: list[int]) -> Recording:
+    def take(self, token_ids: Sequence[int]) -> Recording:
         """Ends the recording of the sequence that ran exactly these tokens. Raises KeyError."""
         for block, recording in self._open.items():
-            if recording.token_ids == token_ids:
+            if recording.token_ids == list(token_ids):
                 return self._open.pop(block)
         raise KeyError("no sequence has run these tokens")

@@ -183,7 +183,7 @@ class Trainer:
         kept = torch.rand(count, generator=generator).to(device) < config.chain_share
         shown = (0.0, 0.0)
         loss = torch.zeros((), device=device)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
             steps = unroll(head, self._teacher.embedding, training.batch, config.unroll_steps, kept)
             for step, found in enumerate(steps):
                 share = config.chain_share if step else 1.0

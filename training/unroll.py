@@ -112,10 +112,8 @@ def unroll(
     # Slot numbers skip one row a sequence.
     of_slot = torch.cumsum(inside, 0) - 1
     hidden = fused.index_select(0, of_slot.index_select(0, place))
-    ends = torch.cat(
-        [torch.full((len(c.anchors),), start + n, device=device)
-         for c, start, n in zip(chains, batch.starts, lengths, strict=False)]
-    )  # fmt: skip
+    counts = torch.tensor([len(own) for own in rows], device=device)
+    ends = torch.tensor(batch.starts[1:], device=device).repeat_interleave(counts)
     for step in range(num_steps):
         if step:
             going = place + 1 < ends - 1
