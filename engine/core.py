@@ -232,20 +232,20 @@ class LLMEngine:
         start_s, start_unix_ns = self._clock(), time.time_ns()
         result = self._runner.run(schedule)
         end_unix_ns = time.time_ns()
+        failures, drawn_by_index = result.failures, result.drawn
         # Only a step that drew tokens has waited for the device, and only a sound one is typical.
-        if result.drawn and not result.failures:
+        if drawn_by_index and not failures:
             decodes = schedule.num_decodes
             prompt_tokens = sum(schedule.counts[decodes:])
             self._cost.observe(decodes, prompt_tokens, self._clock() - start_s)
         went_on: list[tuple[int, EngineSequence, int]] = []
         for index, sequence in enumerate(schedule.sequences):
-            failure = result.failures.get(index)
-            if failure is not None:
+            if failures and (failure := failures.get(index)) is not None:
                 self._recorder.failed(sequence, failure.message)
                 self._fail(sequence, failure.kv_is_suspect)
                 continue
             went_on.append((index, sequence, sequence.num_computed))
-            sequence.grow(schedule.counts[index], result.drawn.get(index))
+            sequence.grow(schedule.counts[index], drawn_by_index.get(index))
         if self._speculator is not None:
             self._speculator.extend(schedule, result, went_on)
         block_size = self._blocks.block_size
@@ -255,10 +255,11 @@ class LLMEngine:
                 self._blocks.seal(sequence)
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-            self._blocks.drop_behind_window(sequence)
+            if self._blocks.window:
+                self._blocks.drop_behind_window(sequence)
             if sequence.hold:
                 self._recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
-            drawn = result.drawn.get(index)
+            drawn = drawn_by_index.get(index)
             if drawn is not None:
                 self._took(sequence, drawn)
             if self._speculator is not None and sequence.blocks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import zip_longest
 
 from engine.api import (
@@ -63,7 +62,7 @@ class StepRecorder:
         for place, (token_id, report) in enumerate(zip_longest(token_ids, logprobs), index):
             self._tokens.append(TokenOutput(name, place, token_id, None, report))
         if reason is not None:
-            self._tokens[-1] = replace(self._tokens[-1], finish_reason=reason)
+            self._tokens[-1] = self._tokens[-1]._replace(finish_reason=reason)
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""

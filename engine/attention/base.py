@@ -14,7 +14,8 @@ class AttentionBackend(Protocol):
 
     A backend is made once for each model and may keep preallocated buffers; `begin` is called once a
     step, `attend` once a layer. It honours what the model's config says of attention: the scale, the soft
-    cap, and for each layer the window. Blocks wholly behind the window of all of a sequence's new tokens
+    cap, and for each layer the window; and what the batch says of draft trees and of keys that are not there.
+    Blocks wholly behind the window of all of a sequence's new tokens
     do not matter in that layer, whatever its block table names there.
     """
 

@@ -1,6 +1,9 @@
 """Paged attention through the CPU kernels: fp32, over the blocks where they lie.
 
-Online softmax over tiles of 64 keys at absolute positions, tiles of up to 64 rows (tokens x heads that share
+Beside quantised weights ("coarse") queries, keys, values and the softmax's weights are rounded to bfloat16
+before they are multiplied, on CPUs that have instructions for it; sums and softmax stay fp32, and so does KV.
+
+Online softmax over tiles of 64 keys at absolute positions, tiles of up to 192 rows (tokens x heads that share
 a key head). Each row's sums run in one order, so its bits depend neither on the batch, nor on how the prompt
 was cut into chunks, nor on the number of threads. Tiles are shared out among threads; few tiles over long
 contexts are shared out by spans of 256 keys.
@@ -26,8 +29,9 @@ MAX_HEAD_DIM = 512
 class CpuAttention:
     """See the module; implements `AttentionBackend`."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, coarse: bool = False) -> None:
         self._kernels = kernels
+        self._coarse = coarse
         self._width = config.num_heads * config.head_dim
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
@@ -43,18 +47,26 @@ class CpuAttention:
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
+        trees = _tree_starts(batch)
+        firsts = None if batch.first_keys is None else torch.tensor(batch.first_keys)
+        visible = None if batch.visible is None else batch.visible.contiguous()
+        positions = batch.positions.contiguous()
         step = self._step
         step.slots = slots.data_ptr()
         step.tables = tables.data_ptr()
         step.query_starts = starts.data_ptr()
         step.contexts = contexts.data_ptr()
+        step.positions = positions.data_ptr()
+        step.visible = _address(visible)
+        step.tree_starts = _address(trees)
+        step.first_keys = _address(firsts)
         step.tokens = len(slots)
         step.sequences = len(contexts)
         step.table_width = tables.shape[1]
         step.block_size = kv.shape[4]
         step.block_stride = kv.stride(0)
         # Addresses are only good while their tensors live.
-        self._alive = (slots, tables, starts, contexts, kv)
+        self._alive = (slots, tables, starts, contexts, positions, visible, trees, firsts, kv)
         self._address = kv.data_ptr()
         self._layer_bytes = kv.stride(1) * kv.itemsize
 
@@ -76,8 +88,23 @@ class CpuAttention:
             self._scale,
             self._softcap,
             self._windows[layer],
+            self._coarse,
         )
         return result
+
+
+def _tree_starts(batch: ForwardBatch) -> torch.Tensor | None:
+    """The token that bit 0 stands for, [B]; None where no token has bits."""
+    if batch.visible is None:
+        return None
+    if batch.tree_starts is not None:
+        return torch.tensor(batch.tree_starts)
+    starts = torch.tensor(batch.query_starts)
+    return torch.tensor(batch.context_lens) - starts.diff()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _heads_whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +118,7 @@ def fits(config: ModelConfig) -> bool:
     return config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the backend. Raises ValueError for other ops than the CPU's and for heads that do not fit."""
     if not isinstance(ops, CpuOps):
         raise ValueError("attention backend 'cpu' needs ops 'cpu'")
@@ -100,4 +127,4 @@ def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
             f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
             f"{MAX_HEAD_DIM}, not {config.head_dim}"
         )
-    return CpuAttention(config, ops.kernels)
+    return CpuAttention(config, ops.kernels, coarse)

@@ -41,16 +41,32 @@ class ReferenceAttention:
             keys = pool[blocks, 0, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             values = pool[blocks, 1, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             for token in range(start, end):
-                last = context - (end - 1 - token)
-                first = max(0, last - self._windows[layer]) if self._windows[layer] else 0
-                scores = torch.einsum("hd,chd->hc", query[token].float(), keys[first:last]) * self._scale
+                seen = self._seen(layer, sequence, token)
+                scores = torch.einsum("hd,chd->hc", query[token].float(), keys[seen]) * self._scale
                 if self._softcap:
                     scores = self._softcap * torch.tanh(scores / self._softcap)
                 weights = torch.softmax(scores, dim=-1)
-                output[token] = torch.einsum("hc,chd->hd", weights, values[first:last]).to(query.dtype)
+                output[token] = torch.einsum("hc,chd->hd", weights, values[seen]).to(query.dtype)
         return output.flatten(1)
 
+    def _seen(self, layer: int, sequence: int, token: int) -> list[int]:
+        """The tokens of its context that a row of the batch attends to."""
+        batch, window = self._batch, self._windows[layer]
+        start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+        context = batch.context_lens[sequence]
+        first = 0 if batch.first_keys is None else batch.first_keys[sequence]
+        bits = 0 if batch.visible is None else int(batch.visible[token])
+        last = context - (end - token)
+        if not bits:
+            return list(range(max(first, last + 1 - window if window else 0), last + 1))
+        tree = context - (end - start) if batch.tree_starts is None else batch.tree_starts[sequence]
+        oldest = int(batch.positions[token]) + 1 - window if window else 0
+        return [
+            *range(max(first, oldest), tree),
+            *(key for key in range(tree, context) if bits >> (key - tree) & 1),
+        ]
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the reference backend."""
     return ReferenceAttention(config)

@@ -21,6 +21,7 @@ from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
 from engine.ops.base import Ops
 
+_MAX_BITS = 64
 _MAX_PADDING_BLOCKS = 32
 """Blocks of padding that a group of decodes takes on before a second call is cheaper."""
 
@@ -63,7 +64,7 @@ class _Reach:
         sequence: index in the batch.
         first_block: of its block table, the first that any new token sees.
         keys: positions from the start of that block to the end of the context.
-        hidden: positions at the start of that block that even the first new token does not see.
+        hidden: positions at the start of that block that no new token sees.
     """
 
     sequence: int
@@ -183,25 +184,34 @@ class SdpaAttention:
     def _plan(self, batch: ForwardBatch, dtype: torch.dtype, window: int) -> list[_Gathered | _Fresh]:
         calls: list[_Gathered | _Fresh] = []
         decodes: list[_Reach] = []
+        trees = _trees(batch)
         for sequence, context in enumerate(batch.context_lens):
             start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
-            reach = self._reach(sequence, context, end - start, window)
-            if end - start == context:
+            reach = self._reach(batch, sequence, sequence in trees, window)
+            if sequence in trees:
+                calls.append(self._plan_chunk(batch, reach, self._tree_mask(batch, reach, dtype, window)))
+            elif end - start == context:
                 # The fused form is causal by itself, but knows neither windows nor soft caps.
                 masked = self._softcap or 0 < window < context
                 calls.append(_Fresh(start, end, self._mask(batch, reach, dtype, window) if masked else None))
             elif end - start == 1:
                 decodes.append(reach)
             else:
-                calls.append(self._plan_chunk(batch, reach, dtype, window))
+                calls.append(self._plan_chunk(batch, reach, self._mask(batch, reach, dtype, window)))
         calls += [self._plan_decodes(batch, group, dtype) for group in self._group(decodes)]
         return calls
 
-    def _reach(self, sequence: int, context: int, queries: int, window: int) -> _Reach:
-        first = max(0, context - queries + 1 - window) if window else 0
+    def _reach(self, batch: ForwardBatch, sequence: int, is_tree: bool, window: int) -> _Reach:
+        start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+        context = batch.context_lens[sequence]
+        first = 0 if batch.first_keys is None else batch.first_keys[sequence]
+        if window:
+            # Tokens of a tree may lie further back than they stand.
+            lowest = int(batch.positions[start:end].min()) if is_tree else context - (end - start)
+            first = max(first, lowest + 1 - window)
         first_block = first // self._block_size
-        start = first_block * self._block_size
-        return _Reach(sequence, first_block, context - start, first - start)
+        begin = first_block * self._block_size
+        return _Reach(sequence, first_block, context - begin, first - begin)
 
     def _num_blocks(self, num_keys: int) -> int:
         return -(-num_keys // self._block_size)
@@ -257,14 +267,14 @@ class SdpaAttention:
             is_decode=True,
         )
 
-    def _plan_chunk(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> _Gathered:
+    def _plan_chunk(self, batch: ForwardBatch, reach: _Reach, mask: torch.Tensor) -> _Gathered:
         start, end = batch.query_starts[reach.sequence], batch.query_starts[reach.sequence + 1]
         return _Gathered(
             rows=torch.arange(start, end, device=batch.block_tables.device),
             block_rows=self._rows_of_blocks(self._tables(batch, [reach], self._num_blocks(reach.keys))),
             sequences=1,
             num_keys=reach.keys,
-            mask=self._mask(batch, reach, dtype, window),
+            mask=mask,
             is_decode=False,
         )
 
@@ -276,7 +286,35 @@ class SdpaAttention:
         unseen = mask.triu(before + 1)
         if window:
             unseen += mask.tril(before - window)
+        unseen[:, : reach.hidden] = -torch.inf
         return unseen[None, None]
+
+    def _tree_mask(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> torch.Tensor:
+        """The same for tokens of a draft tree."""
+        assert batch.visible is not None
+        rows = slice(batch.query_starts[reach.sequence], batch.query_starts[reach.sequence + 1])
+        bits, context = batch.visible[rows, None], batch.context_lens[reach.sequence]
+        tree = context - len(bits) if batch.tree_starts is None else batch.tree_starts[reach.sequence]
+        keys = torch.arange(context - reach.keys, context, device=bits.device)
+        own = torch.arange(context - len(bits), context, device=bits.device)[:, None]
+        nodes = (keys - tree).clamp_(0, _MAX_BITS - 1)
+        seen = torch.where(keys < tree, True, (bits >> nodes & 1).bool())
+        seen = torch.where(bits == 0, keys <= own, seen)
+        seen[:, : reach.hidden] = False
+        if window:
+            oldest = torch.where(bits == 0, own, batch.positions[rows, None]) + 1 - window
+            seen &= (keys >= tree) & (bits != 0) | (keys >= oldest)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=bits.device)
+        return mask.masked_fill_(~seen, -torch.inf)[None, None]
+
+
+def _trees(batch: ForwardBatch) -> frozenset[int]:
+    """Sequences of which a token has bits."""
+    if batch.visible is None:
+        return frozenset()
+    bits = batch.visible.tolist()
+    bounds = zip(batch.query_starts, batch.query_starts[1:], strict=False)
+    return frozenset(i for i, (start, end) in enumerate(bounds) if any(bits[start:end]))
 
 
 def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
@@ -284,6 +322,6 @@ def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
     return tokens.transpose(0, 1)[None]
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the SDPA backend."""
     return SdpaAttention(config)

@@ -33,7 +33,7 @@ class BlockManager:
         self, num_blocks: int, block_size: int, max_blocks: int, hasher: BlockHasher | None, window: int = 0
     ) -> None:
         self.block_size = block_size
-        self._window = window
+        self.window = window
         self.cache = PrefixCache(closed=not window)
         self.pool = BlockPool(num_blocks, on_evict=self.cache.evict)
         self.tables = BlockTables(max_blocks)
@@ -100,7 +100,7 @@ class BlockManager:
 
     def drop_behind_window(self, sequence: EngineSequence) -> None:
         """Lets go what no token of the sequence attends to any more; published blocks stay cached."""
-        if not self._window or sequence.hold:
+        if not self.window or sequence.hold:
             return
         first = self._first_seen(sequence.num_computed)
         for index in range(sequence.num_dropped, first):
@@ -123,7 +123,7 @@ class BlockManager:
         for index in range(sequence.num_sealed, full):
             block = sequence.blocks[index]
             parent = sequence.blocks[index - 1] if index else SCRATCH_BLOCK
-            if index and not self._window and self.cache.block_of(hashes[index - 1]) != parent:
+            if index and not self.window and self.cache.block_of(hashes[index - 1]) != parent:
                 # The parent was dropped from the cache, as wrong. A child of a block that the sequence
                 # does not hold could outlive it there, so neither it nor any later block is published.
                 break
@@ -232,7 +232,7 @@ class BlockManager:
             return []
         hashes = self._hashes(sequence, sequence.num_tokens // self.block_size)
         # Another worker may read any block of a held context.
-        if not self._window or sequence.hold:
+        if not self.window or sequence.hold:
             return self.cache.match(hashes)
         behind = self._behind(sequence)
         # After a hit of n blocks its last token's logits may be lacking: what that token sees is needed too.
@@ -250,7 +250,7 @@ class BlockManager:
 
     def _first_seen(self, position: int) -> int:
         """First block that the token at a position attends to: itself, and `window` - 1 before it."""
-        return max(0, position + 1 - self._window) // self.block_size if self._window else 0
+        return max(0, position + 1 - self.window) // self.block_size if self.window else 0
 
     def _new(self, sequence: EngineSequence, hits: list[int], num_tokens: int) -> int:
         """New blocks after prefix hits, or after what lies behind the window."""

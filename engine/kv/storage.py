@@ -7,6 +7,7 @@ there is never read.
 
 from __future__ import annotations
 
+import math
 import mmap
 from contextlib import suppress
 
@@ -23,13 +24,14 @@ class KvMemoryError(ValueError):
     """The memory budget cannot hold a usable pool."""
 
 
-def _shape(config: ModelConfig, blocks: int, block_size: int) -> tuple[int, ...]:
-    return (blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+def _shape(config: ModelConfig, blocks: int, block_size: int, draft_layers: int) -> tuple[int, ...]:
+    layers = config.num_layers + draft_layers
+    return (blocks, layers, 2, config.num_kv_heads, block_size, config.head_dim)
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: K and V of all layers for `block_size` tokens."""
-    return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, draft_layers: int = 0) -> int:
+    """Bytes of one block: K and V of all layers, a drafter's included, for `block_size` tokens."""
+    return math.prod(_shape(config, 1, block_size, draft_layers)) * dtype.itemsize
 
 
 def blocks_in_budget(memory_bytes: int, bytes_per_block: int) -> int:
@@ -49,15 +51,20 @@ def blocks_in_budget(memory_bytes: int, bytes_per_block: int) -> int:
 
 
 def allocate_pool(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str = "cpu"
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    draft_layers: int = 0,
 ) -> torch.Tensor:
     """Allocates the zeroed pool for `num_blocks` usable blocks and the scratch block.
 
     Zeroed, so that no read of a masked slot can bring a NaN; page-aligned, for memory registration works
-    on pages.
+    on pages. The layers of a drafter, where it keeps its KV in the blocks, lie behind the model's own.
 
     Returns:
-        [num_blocks + 1, layers, 2, kv_heads, block_size, head_dim], contiguous.
+        [num_blocks + 1, layers + draft_layers, 2, kv_heads, block_size, head_dim], contiguous.
 
     Raises:
         KvMemoryError: fewer than `MIN_BLOCKS`, or the memory is not there.
@@ -65,13 +72,13 @@ def allocate_pool(
     if num_blocks < MIN_BLOCKS:
         raise KvMemoryError(f"a KV pool needs at least {MIN_BLOCKS} blocks, not {num_blocks}")
     blocks = num_blocks + SCRATCH_BLOCKS
-    size = blocks * block_bytes(config, block_size, dtype)
+    size = blocks * block_bytes(config, block_size, dtype, draft_layers)
     try:
         raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
     # torch's allocators raise no narrower type; mmap raises one of the others.
     except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
-    return raw.view(dtype).view(_shape(config, blocks, block_size))
+    return raw.view(dtype).view(_shape(config, blocks, block_size, draft_layers))
 
 
 def _mapped(size: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ CONFIG = ModelConfig(
     rms_norm_eps=1e-5,
     attention_scale=16**-0.5,
     windows=(0, 0),
-    ropes=(Rope((1.0,) * 8),) * 2,
+    ropes=(Rope(16, 10_000.0),) * 2,
     tie_word_embeddings=True,
     eos_token_ids=frozenset(),
     bos_token_id=None,
@@ -121,13 +121,13 @@ def cpu_ops() -> Ops:
     return build_cpu_ops(DEFAULT_CACHE)
 
 
-def make_backend(name: str, config: ModelConfig) -> AttentionBackend:
-    return create_backend(name, config, cpu_ops() if name == "cpu" else TorchOps())
+def make_backend(name: str, config: ModelConfig, coarse: bool = False) -> AttentionBackend:
+    return create_backend(name, config, cpu_ops() if name == "cpu" else TorchOps(), coarse=coarse)
 
 
-def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
+def run(name: str, case: Case, config: ModelConfig, coarse: bool = False) -> list[torch.Tensor]:
     """All layers' outputs."""
-    backend = make_backend(name, config)
+    backend = make_backend(name, config, coarse)
     backend.begin(case.batch, case.kv)
     return [
         backend.attend(layer, case.query, case.key, case.value).clone() for layer in range(config.num_layers)
@@ -175,6 +175,39 @@ def test_scale_softcap_and_windows(
         torch.testing.assert_close(
             output.double(), dense_attention(case, layer, config), atol=2e-6, rtol=1e-5
         )
+
+
+# Head dimensions around the vectors of the CPU's kernels, odd numbers of keys among the mixes.
+COARSE = SETTINGS | {
+    f"head_dim {dim}": replace(CONFIG, head_dim=dim, attention_scale=dim**-0.5) for dim in (48, 64, 512)
+}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("config", COARSE.values(), ids=COARSE.keys())
+@pytest.mark.parametrize("name", backends())
+def test_coarse_is_near(name: str, config: ModelConfig, mix: list[tuple[int, int]]) -> None:
+    """Rounded to 8 bits, and nothing else: no key is lost or counted twice."""
+    case = make_case(mix, 16, config, torch.float32)
+    for layer, output in enumerate(run(name, case, config, coarse=True)):
+        exact = dense_attention(case, layer, config)
+        torch.testing.assert_close(output.double(), exact, atol=0.05, rtol=0.05)
+        assert (output - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_unused_slots_of_a_block_may_hold_no_number(coarse: bool) -> None:
+    """Also beside the last of an odd number of keys, whose values share a lane with what follows."""
+    case = make_case([(100, 1), (32, 3), (5, 8), (0, 1)], 16, CONFIG, torch.float32)
+    expected = run("cpu", case, CONFIG, coarse)
+    used = torch.zeros(case.kv.shape[0], case.kv.shape[4], dtype=torch.bool)
+    for table, context in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
+        for position in range(context):
+            used[table[position // 16], position % 16] = True
+    spoilt = case.kv.clone()
+    spoilt.permute(0, 4, 1, 2, 3, 5)[~used] = float("nan")
+    for output, wanted in zip(run("cpu", replace(case, kv=spoilt), CONFIG, coarse), expected, strict=True):
+        assert torch.equal(output, wanted)
 
 
 @pytest.mark.parametrize("name", backends())

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.ops.base import Activation, HeadNorms, Norm, Ops
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Norm, Ops
 from engine.ops.cpu.build import PACKAGED, build, supported_targets
 from engine.ops.cpu.library import load_kernels
 from engine.ops.cpu.ops import CpuOps

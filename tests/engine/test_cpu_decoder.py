@@ -21,8 +21,10 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def load(folder: Path, context_length: int = 0) -> Decoder:
-    return load_model(folder, ops="cpu", attention_backend="cpu", context_length=context_length)
+def load(folder: Path, context_length: int = 0, quantization: str = "none") -> Decoder:
+    return load_model(
+        folder, ops="cpu", attention_backend="cpu", quantization=quantization, context_length=context_length
+    )
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -42,9 +44,9 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
         assert PagedModel(model).greedy(prompts, 8, chunk) == expected
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return load(tiny_llama(tmp_path_factory.mktemp("tiny")))
+@pytest.fixture(scope="module", params=["none", "int8"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Decoder:
+    return load(tiny_llama(tmp_path_factory.mktemp("tiny")), quantization=request.param)
 
 
 def alone(model: Decoder, tokens: list[int]) -> torch.Tensor:

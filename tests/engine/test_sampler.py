@@ -13,7 +13,7 @@ from engine.sampling.choice import Drawer
 from engine.sampling.draws import exponentials, key_tensor
 from engine.sampling.keys import Purpose, draw_key
 from engine.sampling.sampler import Sampler
-from engine.sampling.truncation import truncate
+from engine.sampling.truncation import limits_of, truncate
 from tests.engine.sampling_rows import GREEDY, processed, rules_at, sample
 
 RANDOM = replace(GREEDY, temperature=1.0)
@@ -91,7 +91,8 @@ def test_all_truncations_together_equal_transformers(
 
 def candidates(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids that truncation leaves, ascending, with their scores."""
-    (kept,) = truncate(((logits - logits.max()) / params.temperature)[None], [params])
+    limits = limits_of([params], len(logits), logits.device)
+    (kept,) = truncate(((logits - logits.max()) / params.temperature)[None], limits)
     assert kept.rows == [0]
     left = kept.scores[0] > -torch.inf
     token_ids, order = kept.token_ids[0, left].sort()

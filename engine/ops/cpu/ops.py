@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.ops.cpu.library import Kernels
 from engine.quantization.int8 import GROUP, Int8Weight
 
@@ -115,7 +116,7 @@ class CpuOps:
             values, pack = values.contiguous(), self.kernels.pack_int8
             fours = -(-in_features // GROUP) * GROUP // 4
             memory = self.kernels.allocate(panels, parts, fours, PANEL, 4, dtype=torch.uint8)
-        for part, matrix in enumerate(values.split(rows)):
+        for part, matrix in enumerate(values.chunk(parts)):
             pack(matrix.data_ptr(), rows, in_features, memory[:, part].data_ptr(), parts)
         if bias is not None:
             bias = _plain(bias).clone()
