@@ -181,10 +181,10 @@ class Drafting:
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
+            slots=torch.tensor([slots]),
             query_starts=tuple(starts),
             context_lens=tuple(contexts),
-            block_tables=torch.tensor([s.blocks + [0] * (width - len(s.blocks)) for s in sequences]),
+            block_tables=torch.tensor([[s.blocks + [0] * (width - len(s.blocks)) for s in sequences]]),
             logits_rows=torch.arange(len(tokens)),
             visible=torch.tensor(visible) if any(visible) else None,
         )
@@ -197,10 +197,10 @@ def features_of(model: CausalLM, points: FeaturePoints, tokens: Sequence[int]) -
     batch = ForwardBatch(
         token_ids=torch.tensor(tokens),
         positions=positions,
-        slots=len(tokens) + positions,
+        slots=(len(tokens) + positions)[None],
         query_starts=(0, len(tokens)),
         context_lens=(len(tokens),),
-        block_tables=torch.tensor([[1]]),
+        block_tables=torch.tensor([[[1]]]),
         logits_rows=positions,
     )
     features = torch.empty(len(tokens), points.width(model.config.hidden_size))

@@ -208,7 +208,7 @@ def _read_layers(raw: RawConfig, target: ModelConfig, context_length: int) -> Mo
     biased = boolean(raw, "attention_bias", False)
     return replace(
         layers,
-        windows=(target.largest_window,) * layers.num_layers,
+        windows=target.windows[:1] * layers.num_layers,
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=boolean(raw, "mlp_bias", False),
@@ -229,6 +229,11 @@ def _layer_ids(raw: RawConfig, offset: int) -> tuple[int, ...] | None:
 def _require_fit(config: EagleConfig, target: ModelConfig) -> None:
     """Its KV lies in the blocks of the model, and its tokens are the model's."""
     layers = config.layers
+    if len(target.layer_groups) > 1:
+        raise UnsupportedModelError(
+            "heads for models that mix windows are not supported: their blocks belong to several layer groups, "
+            "and a head's KV to one"
+        )
     wanted: Mapping[str, tuple[int, int]] = {
         "key-value heads": (layers.num_kv_heads, target.num_kv_heads),
         "dimensions of a head": (layers.head_dim, target.head_dim),

@@ -48,7 +48,7 @@ class EagleHead:
         self._softcap = target.logit_softcap if config.generation is Generation.ONE else 0.0
         # The pool has the model's layers first.
         self.first_layer = target.num_layers
-        windows = (target.largest_window,) * (target.num_layers + config.layers.num_layers)
+        windows = target.windows[:1] * (target.num_layers + config.layers.num_layers)
         placed = replace(config.layers, num_layers=len(windows), windows=windows)
         self._attention = create_backend(attention_backend, placed, shared.ops)
         self._layers = LayerRunner(config.layers, shared.ops, self._attention)
