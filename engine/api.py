@@ -182,7 +182,7 @@ class PrefillDone:
     Emitted once: not for adopted sequences, nor for recomputation after a preemption. `cached_tokens` are
     prompt tokens that were found in the prefix cache and not computed, so fewer than the context; where the
     cache holds all of it, all but the last. `prompt_logprobs` are of the prompt's tokens from the second on,
-    where asked for.
+    where asked for. `carried` is what a drafter needs, of a held prefill, where it is adopted.
     """
 
     request_id: str
@@ -190,6 +190,7 @@ class PrefillDone:
     queue_s: float
     prefill_s: float
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    carried: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +311,15 @@ class Engine(Protocol):
         ...
 
     def adopt(
-        self, request_id: str, first_token_id: int, first_logprobs: TokenLogprobs | None = None
+        self,
+        request_id: str,
+        first_token_id: int,
+        first_logprobs: TokenLogprobs | None = None,
+        carried: bytes = b"",
     ) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
+
+        `carried` is what `PrefillDone` had of it where the KV was computed.
 
         The first token is emitted as a TokenOutput of the next step, so that stop rules hold for it too;
         the same step may draw the second one. Raises ValueError where nothing is reserved.

@@ -35,6 +35,7 @@ from engine.sequence import SequenceStatus
 from engine.speculation.speculator import Speculator
 from engine.speculation.verification.base import Bounds, Verified
 from engine.speculation.verification.registry import create_verifier
+from engine.stats import engine_stats
 from engine.step import StepRecorder
 from engine.step_cost import StepCost
 from engine.stopping import finish_reason
@@ -163,11 +164,16 @@ class LLMEngine:
         )
 
     def adopt(
-        self, request_id: str, first_token_id: int, first_logprobs: TokenLogprobs | None = None
+        self,
+        request_id: str,
+        first_token_id: int,
+        first_logprobs: TokenLogprobs | None = None,
+        carried: bytes = b"",
     ) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
 
-        Raises ValueError, changing nothing, where there is no such reservation or token.
+        Raises ValueError, changing nothing, where there is no such reservation or token, or where the drafter
+        cannot use what is `carried`.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.status is not SequenceStatus.RESERVED:
@@ -175,8 +181,14 @@ class LLMEngine:
         self._limits.check_tokens((first_token_id,))
         if (first_logprobs is None) != (sequence.request.sampling.logprobs is None):
             raise ValueError("log probabilities of the first token come exactly where they are asked for")
-        sequence.rules.advance(first_token_id)
-        sequence.num_computed = sequence.num_tokens
+        computed, sequence.num_computed = sequence.num_computed, sequence.num_tokens
+        try:
+            if self._speculator is not None:
+                self._speculator.drafter.adopt(sequence, carried)
+            sequence.rules.advance(first_token_id)
+        except ValueError:
+            sequence.num_computed, sequence.draft_state = computed, None
+            raise
         self._blocks.seal(sequence)
         sequence.token_ids.append(first_token_id)
         sequence.context_done = True
@@ -268,28 +280,7 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
-        pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
-        queued = sum(s.num_tokens - (s.swapped.num_tokens if s.swapped else 0) for s in scheduler.waiting)
-        queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            queued_prefill_tokens=queued,
-            blocks_total=pool.total,
-            blocks_free=pool.num_free,
-            blocks_cached=pool.num_cached,
-            blocks_pinned=pool.num_pinned,
-            blocks_quarantined=pool.num_quarantined,
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            generated_tokens_total=totals.generated_tokens,
-            preemptions_total=scheduler.recomputes + scheduler.swaps,
-            swaps_total=scheduler.swaps,
-            swap_blocks_total=self._swap.total,
-            swap_blocks_used=self._swap.used,
-            swapped_out_blocks_total=self._swap.blocks_out_total,
-            swapped_in_blocks_total=self._swap.blocks_in_total,
-        )
+        return engine_stats(self._blocks.pool, self._scheduler, self._recorder, self._swap)
 
     def cached_block_hashes(self) -> list[bytes]:
         """Every block the prefix cache holds, parents before children: to publish anew after a loss."""
@@ -350,7 +341,8 @@ class LLMEngine:
         self._recorder.generated_tokens += len(drawn.token_ids)
         if not sequence.context_done:
             sequence.context_done = True
-            self._recorder.prefill_done(sequence)
+            speculator = self._speculator if sequence.hold else None
+            self._recorder.prefill_done(sequence, speculator.drafter.carried(sequence) if speculator else b"")
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
         self._emit(sequence, drawn.token_ids, drawn.logprobs or ())

@@ -84,7 +84,7 @@ class StepRecorder:
                 KvReady(sequence.request_id, num_tokens, blocks, start_unix_ns, end_unix_ns)
             )
 
-    def prefill_done(self, sequence: Sequence) -> None:
+    def prefill_done(self, sequence: Sequence, carried: bytes) -> None:
         """The context of a sequence is computed for the first time."""
         # The resumed tokens belong to the answer: usage counts the prompt's alone.
         cached_tokens = min(sequence.cached_tokens or 0, sequence.num_prompt)
@@ -97,6 +97,7 @@ class StepRecorder:
                 queue_s=sequence.admitted_s - sequence.submitted_s,
                 prefill_s=self._clock() - sequence.admitted_s,
                 prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
+                carried=carried,
             )
         )
 

@@ -130,7 +130,9 @@ class ChainAcceptance:
         if self._rates is None:
             rates = np.empty_like(self._tests)
             before = FIRST_GUESS
-            for place, (tests, hits) in enumerate(zip(self._tests.tolist(), self._hits.tolist(), strict=True)):
+            for place, (tests, hits) in enumerate(
+                zip(self._tests.tolist(), self._hits.tolist(), strict=True)
+            ):
                 before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
                 rates[place] = before
             self._rates = rates

@@ -112,7 +112,5 @@ class Allocator:
     def _seconds(self, numbers: Counts, coming: Floats, cap: int) -> Floats:
         """Of steps with so many drafts, of which such a share comes: between a pass with all and with none."""
         alone = self._pass_seconds[0]
-        seconds: Floats = (
-            alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[cap]
-        )
+        seconds: Floats = alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[cap]
         return seconds

@@ -111,7 +111,9 @@ class AdaptivePlanner:
         ValueError: no calibration, or `most` below 1.
     """
 
-    def __init__(self, calibration: Sequence[tuple[int, float]], most: int, *, branching: bool = False) -> None:
+    def __init__(
+        self, calibration: Sequence[tuple[int, float]], most: int, *, branching: bool = False
+    ) -> None:
         if most < 1:
             raise ValueError(f"at least 1 draft must be allowed, not {most}")
         self._most = most
