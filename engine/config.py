@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.speculation.config import NO_SPECULATION, SpeculationConfig
+
 MAX_DECODE_SLOWDOWN = 1.35
 """Keeps p99 TPOT within 1.5 times its value without prompts, with some room for wrong estimates."""
 
@@ -39,6 +41,7 @@ class EngineConfig:
         attention_backend: file name in `engine/attention/`, or "auto".
         kernel_cache: folder for kernels that are built at run time; None is `engine.ops.cpu.build`'s.
         device: torch device.
+        speculation: how tokens are guessed ahead.
     """
 
     model_dir: Path
@@ -60,3 +63,4 @@ class EngineConfig:
     attention_backend: str = "auto"
     kernel_cache: Path | None = None
     device: str = "cpu"
+    speculation: SpeculationConfig = NO_SPECULATION

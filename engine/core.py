@@ -17,7 +17,7 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.config import EngineConfig
-from engine.grammar.base import GrammarCompiler, GrammarError, GrammarMatcher
+from engine.grammar.base import GrammarCompiler, GrammarMatcher
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
 from engine.kv.host_pool import HostPool
@@ -28,9 +28,13 @@ from engine.request_limits import RequestLimits, max_model_len
 from engine.runner import ModelRunner
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
+from engine.schedule import Schedule
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
+from engine.speculation.speculator import Speculator
+from engine.speculation.verification.base import Bounds, Verified
+from engine.speculation.verification.registry import create_verifier
 from engine.step import StepRecorder
 from engine.step_cost import StepCost
 from engine.stopping import finish_reason
@@ -47,13 +51,14 @@ class LLMEngine:
 
     Args:
         model: the model, on the pool's device.
-        kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so it has
-            one block more than can be handed out.
+        kv: the pool, [blocks, layers of a group, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so
+            it has one block more than can be handed out.
         config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
         grammars: compiles grammars for the model's vocabulary; without it requests with one are refused.
         clock: monotonic seconds, by which sequences are timed and steps and copies measured.
+        speculator: guesses tokens ahead; None for a token a step.
 
     Attributes:
         max_model_len: most tokens of prompt and answer together: the configured limit, or where that is
@@ -73,6 +78,7 @@ class LLMEngine:
         hasher: BlockHasher,
         grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
         if kv.shape[4] != config.block_size:
             raise ValueError(f"the pool's blocks hold {kv.shape[4]} tokens, not {config.block_size}")
@@ -81,15 +87,16 @@ class LLMEngine:
         self._limits = RequestLimits(model.config.vocab_size, self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
-        window = model.config.largest_window
+        windows = [group.window for group in model.config.layer_groups]
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
-            max_blocks=-(-self.max_model_len // config.block_size),
+            max_pages=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
             # A window as long as every context is none.
-            window=window if window < self.max_model_len else 0,
+            windows=[window if window < self.max_model_len else 0 for window in windows],
         )
+        self._speculator = speculator
         self._clock = clock
         self._cost = StepCost()
         self._swap = SwapSpace(
@@ -102,15 +109,24 @@ class LLMEngine:
             max_batched_tokens=config.max_batched_tokens,
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
+            wanted_drafts=None if speculator is None else speculator.wanted,
+            reruns_last=speculator is not None and speculator.keeps_kv,
         )
-        self._runner = ModelRunner(model, kv, self._blocks.tables, Sampler(grammars))
+        bounds = Bounds(model.config.eos_token_ids, self.max_model_len)
+        self._runner = ModelRunner(
+            model,
+            kv,
+            self._blocks.tables,
+            create_verifier(config.speculation.verification, Sampler(grammars), bounds),
+            None if speculator is None else speculator.points,
+        )
         self._grammars = grammars
         self._check_each_step = config.check_invariants
         self._sequences: dict[str, EngineSequence] = {}
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size, clock)
+        self._recorder = StepRecorder(config.block_size, self._blocks.num_groups, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -139,7 +155,7 @@ class LLMEngine:
         unread = self._scheduler.reserve(sequence)
         if unread is None:
             return None
-        context_blocks = self._blocks.blocks_for(request.num_context_tokens)
+        context_blocks = self._blocks.pages_for(request.num_context_tokens) * self._blocks.num_groups
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
@@ -204,38 +220,51 @@ class LLMEngine:
         self._emit_adopted()
         schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
-            start_s, start_unix_ns = self._clock(), time.time_ns()
-            result = self._runner.run(schedule)
-            end_unix_ns = time.time_ns()
-            block_size = self._blocks.block_size
-            # Only a step that drew tokens has waited for the device, and only a sound one is typical.
-            if result.tokens and not result.failures:
-                decodes = schedule.num_decodes
-                self._cost.observe(decodes, schedule.num_tokens - decodes, self._clock() - start_s)
-            for index, (sequence, num_run) in enumerate(
-                zip(schedule.sequences, schedule.counts, strict=True)
-            ):
-                failure = result.failures.get(index)
-                if failure is not None:
-                    recorder.failed(sequence, failure.message)
-                    self._fail(sequence, failure.kv_is_suspect)
-                    continue
-                sequence.num_computed += num_run
-                sequence.recompute_last = False
-                if sequence.num_computed >= (sequence.num_sealed + 1) * block_size:
-                    self._blocks.seal(sequence)
-                if sequence.prompt_logprobs is not None:
-                    sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-                self._blocks.drop_behind_window(sequence)
-                if sequence.hold:
-                    recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
-                token_id = result.tokens.get(index)
-                if token_id is not None:
-                    self._take_token(sequence, token_id, result.logprobs.get(index))
-        output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
+            self._run(schedule)
+        output = recorder.end(self._blocks.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
         return output
+
+    def _run(self, schedule: Schedule) -> None:
+        """One pass of the model, and what follows from it."""
+        if self._speculator is not None:
+            self._speculator.propose(schedule)
+        start_s, start_unix_ns = self._clock(), time.time_ns()
+        result = self._runner.run(schedule)
+        end_unix_ns = time.time_ns()
+        failures, drawn_by_index = result.failures, result.drawn
+        # Only a step that drew tokens has waited for the device, and only a sound one is typical.
+        if drawn_by_index and not failures:
+            decodes = schedule.num_decodes
+            prompt_tokens = sum(schedule.counts[decodes:])
+            self._cost.observe(decodes, prompt_tokens, self._clock() - start_s)
+        went_on: list[tuple[int, EngineSequence, int]] = []
+        for index, sequence in enumerate(schedule.sequences):
+            if failures and (failure := failures.get(index)) is not None:
+                self._recorder.failed(sequence, failure.message)
+                self._fail(sequence, failure.kv_is_suspect)
+                continue
+            went_on.append((index, sequence, sequence.num_computed))
+            sequence.grow(schedule.counts[index], drawn_by_index.get(index))
+        if self._speculator is not None:
+            self._speculator.extend(schedule, result, went_on)
+        block_size = self._blocks.block_size
+        for index, sequence, _ in went_on:
+            sequence.recompute_last = False
+            if sequence.num_computed >= (sequence.num_sealed + 1) * block_size:
+                self._blocks.seal(sequence)
+            if sequence.prompt_logprobs is not None:
+                sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
+            if self._blocks.has_windows:
+                self._blocks.drop_behind_window(sequence)
+            if sequence.hold:
+                self._recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
+            drawn = drawn_by_index.get(index)
+            if drawn is not None:
+                self._took(sequence, drawn)
+            if self._speculator is not None and sequence.blocks:
+                self._blocks.trim(sequence)
 
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
@@ -314,41 +343,36 @@ class LLMEngine:
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
         for sequence, logprobs in adopted:
-            self._emit(sequence, logprobs)
+            self._emit(sequence, sequence.token_ids[-1:], () if logprobs is None else (logprobs,))
 
-    def _take_token(self, sequence: EngineSequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        try:
-            sequence.rules.advance(token_id)
-        except GrammarError as error:
-            # The matcher met a limit of its library: this answer cannot go on, the others can.
-            self._recorder.failed(sequence, str(error))
-            self._end(sequence)
-            return
-        sequence.token_ids.append(token_id)
-        self._recorder.generated_tokens += 1
+    def _took(self, sequence: EngineSequence, drawn: Verified) -> None:
+        """Reports what a pass drew for a sequence."""
+        self._recorder.generated_tokens += len(drawn.token_ids)
         if not sequence.context_done:
             sequence.context_done = True
             self._recorder.prefill_done(sequence)
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
-        self._emit(sequence, logprobs)
+        self._emit(sequence, drawn.token_ids, drawn.logprobs or ())
 
-    def _emit(self, sequence: EngineSequence, logprobs: TokenLogprobs | None) -> None:
-        """Reports a sequence's last token and ends the sequence if the token does; not a held one."""
+    def _emit(
+        self, sequence: EngineSequence, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> None:
+        """Reports a sequence's last tokens and ends it if the very last does; not a held one."""
         num_tokens = len(sequence.token_ids)
-        index = num_tokens - sequence.num_prompt - 1
-        token_id = sequence.token_ids[-1]
+        index = num_tokens - sequence.num_prompt - len(token_ids)
         rules = sequence.rules
+        # Drawing stops at a token that ends its sequence, so none before the last does.
         reason = finish_reason(
             rules.params,
-            token_id,
-            index,
+            token_ids[-1],
+            index + len(token_ids) - 1,
             num_tokens,
             self._eos_token_ids,
             self.max_model_len,
             rules.matcher is not None and rules.matcher.is_complete,
         )
-        self._recorder.token(sequence, index, token_id, reason, logprobs)
+        self._recorder.tokens(sequence, index, token_ids, reason, logprobs)
         if reason is not None and not sequence.hold:
             self._end(sequence)
 

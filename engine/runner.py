@@ -1,4 +1,4 @@
-"""Runs a schedule on the model: tensors in, one drawn token for each finished context out."""
+"""Runs a schedule on the model: tensors in, drawn tokens for each finished context out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from engine.kv.block_pool import SCRATCH_BLOCK
 from engine.kv.block_table import BlockTables
 from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
+from engine.models.features import FeaturePoints, FeatureTap
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.sampler import Sampler
-from engine.scheduler import Schedule
+from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
+from engine.speculation.nodes import move_accepted, node_rows, tokens_to_run, tree_order
+from engine.speculation.verification.base import Failure, FailureCause, Pending, Verified
+from engine.speculation.verification.verifier import Verifier
 from telemetry.logs import fields
-
-Ids = npt.NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +50,33 @@ class RunResult:
     """What a schedule gave, by index into its sequences.
 
     Attributes:
-        tokens: drawn.
-        logprobs: of these, where asked for.
+        drawn: tokens, and which drafts were right.
         prompt_logprobs: of the prompt tokens that follow those whose log probabilities were known before.
         failures: sequences that gave nothing else.
+        features: of the pass's tokens, where the runner takes any.
+        query_starts: rows of these at which sequences begin.
     """
 
-    tokens: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    drawn: dict[int, Verified] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: dict[int, RunFailure] = field(default_factory=dict)
+    features: torch.Tensor | None = None
+    query_starts: tuple[int, ...] = ()
 
     def fail(self, index: int, failure: RunFailure) -> None:
         """A sequence failed: whatever else it gave is void."""
         self.failures[index] = failure
-        self.tokens.pop(index, None)
-        self.logprobs.pop(index, None)
+        self.drawn.pop(index, None)
         self.prompt_logprobs.pop(index, None)
+
+    def take(self, index: int, alone: RunResult) -> None:
+        """Adds the result of a pass of sequence `index` alone, but for its features."""
+        if 0 in alone.failures:
+            self.failures[index] = alone.failures[0]
+        if 0 in alone.drawn:
+            self.drawn[index] = alone.drawn[0]
+        if 0 in alone.prompt_logprobs:
+            self.prompt_logprobs[index] = alone.prompt_logprobs[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +94,26 @@ class ModelRunner:
     Args:
         model: the model.
         kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim].
-        tables: block tables of the scheduled sequences.
-        sampler: draws the tokens.
+        tables: block tables of the scheduled sequences, page by page.
+        verifier: draws the tokens.
+        points: features that are taken of every pass.
     """
 
-    def __init__(self, model: CausalLM, kv: torch.Tensor, tables: BlockTables, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: torch.Tensor,
+        tables: BlockTables,
+        verifier: Verifier,
+        points: FeaturePoints | None = None,
+    ) -> None:
         self._model = model
+        self._num_groups = len(model.config.layer_groups)
+        self._groups = np.arange(self._num_groups, dtype=np.int64)[:, None]
         self._kv = kv
         self._tables = tables
-        self._sampler = sampler
+        self._verifier = verifier
+        self._points = points
         self._block_size = kv.shape[4]
         self._failed_steps = 0
 
@@ -137,22 +159,23 @@ class ModelRunner:
 
         positions = np.arange(schedule.num_tokens, dtype=np.int64)
         positions += np.repeat(starts - query_starts[:-1], counts)
-        block_index, offsets = np.divmod(positions, self._block_size)
-        owners = self._tables.array[np.repeat(rows, counts), block_index]
+        pages, offsets = np.divmod(positions, self._block_size)
+        groups = self._num_groups
+        owners = self._tables.array[np.repeat(rows, counts), pages * groups + self._groups]
         for i, sequence in enumerate(sequences):
             if sequence.recompute_last:
-                owners[query_starts[i]] = SCRATCH_BLOCK
+                owners[:, query_starts[i]] = SCRATCH_BLOCK
         slots = owners * self._block_size + offsets
 
-        num_blocks = -(-ends // self._block_size)
-        width = int(num_blocks.max())
-        block_tables = self._tables.array[rows, :width]
+        num_pages = -(-ends // self._block_size)
+        width = int(num_pages.max())
+        block_tables = self._tables.array[rows, : width * groups].reshape(len(rows), width, groups)
         # Blocks may be allocated beyond the context so far; what they hold is nobody's business.
-        block_tables[np.arange(width) >= num_blocks[:, None]] = SCRATCH_BLOCK
+        block_tables[np.arange(width) >= num_pages[:, None]] = SCRATCH_BLOCK
 
         token_ids = np.fromiter(
             chain.from_iterable(
-                _tokens_to_run(sequence, count)
+                tokens_to_run(sequence, count)
                 for sequence, count in zip(sequences, schedule.counts, strict=True)
             ),
             dtype=np.int64,
@@ -160,18 +183,20 @@ class ModelRunner:
         )
         totals = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
         drawing = ends >= totals
-        logits_rows = [_node_rows(query_starts[1:][drawing], (ends - totals)[drawing] + 1)]
+        logits_rows = [node_rows(query_starts[1:][drawing], (ends - totals)[drawing] + 1)]
         for span in _prompt_spans(schedule):
             first = query_starts[span.index] + span.first - starts[span.index]
             logits_rows.append(np.arange(first, first + span.count))
+        visible = tree_order(sequences, query_starts, starts, positions)
         return ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
             slots=self._tensor(slots),
             query_starts=tuple(query_starts.tolist()),
             context_lens=tuple(ends.tolist()),
-            block_tables=self._tensor(block_tables),
+            block_tables=self._tensor(block_tables.transpose(2, 0, 1)),
             logits_rows=self._tensor(np.concatenate(logits_rows)),
+            visible=None if visible is None else self._tensor(visible),
         )
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -179,31 +204,53 @@ class ModelRunner:
 
     def _execute(self, schedule: Schedule) -> RunResult:
         result = RunResult()
-        drawing = [
-            index
-            for index, (sequence, count) in enumerate(zip(schedule.sequences, schedule.counts, strict=True))
-            if sequence.num_computed + count == len(sequence.token_ids)
-        ]
         with torch.inference_mode():
             batch = self.build_batch(schedule)
-            logits = self._model.forward(batch, self._kv)
-            self._draw(schedule, drawing, logits[: len(drawing)], result)
-            if len(batch.logits_rows) > len(drawing):
-                self._report_prompts(schedule, _prompt_spans(schedule), logits[len(drawing) :], result)
+            tap = self._tap(len(batch.token_ids))
+            logits = self._model.forward(batch, self._kv, tap)
+            if tap is not None:
+                result.features = tap.out
+            result.query_starts = batch.query_starts
+            num_rows = self._draw(schedule, logits, result)
+            if len(batch.logits_rows) > num_rows:
+                self._report_prompts(schedule, _prompt_spans(schedule), logits[num_rows:], result)
         return result
 
-    def _draw(self, schedule: Schedule, drawing: list[int], logits: torch.Tensor, result: RunResult) -> None:
-        """Draws for the sequences `drawing`, whose logits are [len(drawing), vocab]."""
-        if not drawing:
-            return
-        sampled = self._sampler.sample(logits, [schedule.sequences[index].rules for index in drawing])
-        result.tokens.update(zip(drawing, sampled.token_ids, strict=True))
-        for row in sampled.not_numbers:
-            result.fail(drawing[row], RunFailure(NOT_NUMBERS, kv_is_suspect=True))
-        for row in sampled.stuck:
-            result.fail(drawing[row], RunFailure(NOTHING_LEFT, kv_is_suspect=False))
-        for row, logprobs in sampled.logprobs.items():
-            result.logprobs[drawing[row]] = logprobs
+    def _tap(self, num_tokens: int) -> FeatureTap | None:
+        points = self._points
+        if points is None:
+            return None
+        width = points.width(self._model.config.hidden_size)
+        return FeatureTap(
+            points, torch.empty(num_tokens, width, dtype=self._kv.dtype, device=self._kv.device)
+        )
+
+    def _draw(self, schedule: Schedule, logits: torch.Tensor, result: RunResult) -> int:
+        """Draws for the sequences whose contexts are whole; the rows of logits that were theirs."""
+        drawing: list[int] = []
+        pending: list[Pending] = []
+        row = 0
+        for index, (sequence, count) in enumerate(zip(schedule.sequences, schedule.counts, strict=True)):
+            if sequence.num_computed + count < len(sequence.token_ids):
+                continue
+            drawing.append(index)
+            pending.append(Pending(sequence.rules, len(sequence.token_ids), sequence.drafts, row))
+            row += 1 if sequence.drafts is None else sequence.drafts.num_nodes
+        for index, verified in zip(drawing, self._verifier.verify(logits, pending), strict=True):
+            if verified.token_ids:
+                # What failed behind these tokens fails in the next step, if the sequence lives to see it.
+                result.drawn[index] = verified
+                self._settle(schedule.sequences[index], verified)
+            elif verified.failure is not None:
+                result.fail(index, _run_failure(verified.failure))
+        return row
+
+    def _settle(self, sequence: EngineSequence, verified: Verified) -> None:
+        if sequence.drafts is not None and not sequence.drafts.is_chain:
+            table = self._tables.array[sequence.row]
+            for group in range(self._num_groups):
+                own = table[group :: self._num_groups]
+                move_accepted(self._kv, own, len(sequence.token_ids) - 1, verified.path, self._block_size)
 
     def _report_prompts(
         self, schedule: Schedule, spans: list[_PromptSpan], logits: torch.Tensor, result: RunResult
@@ -228,6 +275,8 @@ class ModelRunner:
         if len(schedule.sequences) == 1:
             return RunResult(failures={0: RunFailure(message, kv_is_suspect=False)})
         result = RunResult()
+        parts: list[torch.Tensor] = []
+        starts = [0]
         for index, (sequence, count) in enumerate(zip(schedule.sequences, schedule.counts, strict=True)):
             alone = Schedule()
             alone.add(sequence, count)
@@ -236,17 +285,21 @@ class ModelRunner:
             # As in `run`: whatever the model raises for this sequence alone is this sequence's failure.
             except Exception as own:
                 failure = RunFailure(f"{type(own).__name__}: {own}", kv_is_suspect=False)
-                result.failures[index] = failure
-                continue
-            if outcome.failures:
-                result.failures[index] = outcome.failures[0]
-            if 0 in outcome.tokens:
-                result.tokens[index] = outcome.tokens[0]
-            if 0 in outcome.logprobs:
-                result.logprobs[index] = outcome.logprobs[0]
-            if 0 in outcome.prompt_logprobs:
-                result.prompt_logprobs[index] = outcome.prompt_logprobs[0]
+                outcome = RunResult(failures={0: failure})
+            result.take(index, outcome)
+            if outcome.features is not None:
+                parts.append(outcome.features)
+            starts.append(starts[-1] + (0 if outcome.features is None else len(outcome.features)))
+        result.features = torch.cat(parts) if parts else None
+        result.query_starts = tuple(starts)
         return result
+
+
+def _run_failure(failure: Failure) -> RunFailure:
+    if failure.cause is FailureCause.NOT_NUMBERS:
+        return RunFailure(NOT_NUMBERS, kv_is_suspect=True)
+    message = failure.message if failure.cause is FailureCause.GRAMMAR else NOTHING_LEFT
+    return RunFailure(message, kv_is_suspect=False)
 
 
 def _prompt_spans(schedule: Schedule) -> list[_PromptSpan]:
@@ -260,16 +313,3 @@ def _prompt_spans(schedule: Schedule) -> list[_PromptSpan]:
         if first < end:
             spans.append(_PromptSpan(index, first, end - first))
     return spans
-
-
-def _tokens_to_run(sequence: EngineSequence, count: int) -> list[int]:
-    """The next `count` tokens of a sequence, its drafts behind its own."""
-    first = sequence.num_computed
-    own = sequence.token_ids[first : first + count]
-    return own if sequence.drafts is None else [*own, *sequence.drafts.token_ids]
-
-
-def _node_rows(ends: Ids, counts: Ids) -> Ids:
-    """The last `counts[i]` rows before `ends[i]`, one after the other."""
-    starts = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + np.repeat(ends - counts - starts, counts)

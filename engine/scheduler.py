@@ -21,50 +21,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 from engine.kv.block_manager import BlockManager
 from engine.kv.block_pool import require
 from engine.kv.swap import SwapSpace
 from engine.prefill_budget import PrefillBudget
+from engine.schedule import Schedule
 from engine.sequence import Sequence, SequenceStatus
-from engine.speculation.tree import DraftTree
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One step's work: `counts[i]` tokens of `sequences[i]`, from its `num_computed` on.
-
-    The first `num_decodes` sequences run the one token that they lack, and drafts behind it; the others tokens
-    of their contexts.
-
-    Attributes:
-        sequences: each once.
-        counts: tokens of each, its drafts included.
-        num_tokens: sum of `counts`.
-        num_decodes: see above.
-        lookahead: drafts that each decode has room for; empty where none speculates.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_decodes: int = 0
-    lookahead: list[int] = field(default_factory=list)
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        """Puts `count` tokens of a sequence into the step."""
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.num_tokens += count
-
-    def attach(self, index: int, drafts: DraftTree | None) -> None:
-        """Gives a decode the drafts that were found, at most as many as it has room for."""
-        self.sequences[index].drafts = drafts
-        count = 1 if drafts is None else drafts.num_nodes
-        self.num_tokens += count - self.counts[index]
-        self.counts[index] = count
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -82,7 +46,9 @@ class Scheduler:
         max_running: most sequences in a step, and most admitted from the queue at a time. Adopted
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
-        wanted_drafts: says for decodes how many drafts each is to have, 0 included; None where none speculates.
+        wanted_drafts: says how many drafts each decode is to have; None where none speculates.
+        reruns_last: whether a context whose first tokens have their KV begins with the last of these, for the
+            feature that a drafter reads of it.
 
     Attributes:
         asking: sequences that a reservation found no room for, by rank.
@@ -102,6 +68,7 @@ class Scheduler:
         max_running: int,
         prefill_chunk: int,
         wanted_drafts: Callable[[Iterable[Sequence]], Iterable[int]] | None = None,
+        reruns_last: bool = False,
     ) -> None:
         for name, value in (
             ("max_batched_tokens", max_batched_tokens),
@@ -117,6 +84,7 @@ class Scheduler:
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._wanted_drafts = wanted_drafts
+        self._reruns_last = reruns_last
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -148,7 +116,7 @@ class Scheduler:
         if hits is None:
             insort(self.asking, sequence, key=_rank)
             return None
-        return sequence.num_sealed * self._blocks.block_size
+        return self._blocks.unread_tokens(sequence)
 
     def run(self, sequence: Sequence) -> None:
         """Lets a sequence that holds its blocks run."""
@@ -208,7 +176,7 @@ class Scheduler:
             require(sequence.num_uncomputed >= 1, f"{sequence.request_id} has a token to run")
             if not sequence.context_done or sequence.num_uncomputed > 1:
                 require(
-                    len(sequence.blocks) >= self._blocks.blocks_for(sequence.num_tokens),
+                    self._blocks.capacity_of(sequence) >= sequence.num_tokens,
                     f"the whole context of {sequence.request_id} has its blocks",
                 )
 
@@ -219,8 +187,7 @@ class Scheduler:
         return self._max_batched_tokens - batch.num_tokens
 
     def _add_decodes(self, batch: Schedule, now_s: float) -> None:
-        block_size = self._blocks.block_size
-        running = self.running
+        running, capacity_of = self.running, self._blocks.capacity_of
         index = 0
         # `running` shrinks from behind while this loop preempts.
         while index < len(running) and self._room(batch):
@@ -228,7 +195,7 @@ class Scheduler:
             index += 1
             if len(sequence.token_ids) - sequence.num_computed != 1:
                 continue
-            if sequence.num_computed >= len(sequence.blocks) * block_size and not self._grow(sequence):
+            if sequence.num_computed >= capacity_of(sequence) and not self._grow(sequence):
                 index -= 1
                 continue
             if sequence.decoding_since_s > now_s:
@@ -246,6 +213,9 @@ class Scheduler:
         spare = self._growing()
         for index, (sequence, count) in enumerate(zip(batch.sequences, wanted, strict=True)):
             count = min(count, self._max_batched_tokens - batch.num_tokens)
+            # The last token of a first context is no decode, and whoever holds draws one token alone.
+            if not sequence.context_done:
+                count = 0
             if count > 0:
                 reach = self._blocks.reach(sequence, sequence.num_tokens + count + 1, spare)
                 count = max(0, min(count, reach - sequence.num_tokens - 1))
@@ -302,7 +272,8 @@ class Scheduler:
         sequence.recompute_last = hits == sequence.num_tokens
         sequence.num_computed = hits - 1 if sequence.recompute_last else hits
         if sequence.swapped is not None:
-            self._swap.load(sequence.swapped, sequence.blocks, hits // self._blocks.block_size)
+            found = hits // self._blocks.block_size * self._blocks.num_groups
+            self._swap.load(sequence.swapped, sequence.blocks, found)
             sequence.num_computed = max(sequence.num_computed, sequence.swapped.num_tokens)
             sequence.swapped = None
         if sequence.cached_tokens is None:
@@ -310,18 +281,21 @@ class Scheduler:
             sequence.cached_tokens = sequence.num_computed
         else:
             sequence.cached_tokens = min(sequence.cached_tokens, sequence.num_computed)
+        if self._reruns_last and sequence.num_computed and not sequence.recompute_last:
+            sequence.recompute_last = True
+            sequence.num_computed -= 1
         return True
 
     def _allocate(self, sequence: Sequence, spare: int) -> int | None:
-        """As `BlockManager.allocate`, for the whole context, with a block left for each that grows."""
+        """As `BlockManager.allocate`, for the whole context, with a page left for each that grows."""
         return self._blocks.allocate(sequence, sequence.tokens_to_hold, spare + self._growing())
 
     def _is_full(self) -> bool:
         return len(self.running) >= self._max_running
 
     def _growing(self) -> int:
-        """Running sequences that may each need a block soon: so many stay available at an admission."""
-        return sum(1 for sequence in self.running if not sequence.hold)
+        """Blocks that running sequences may need soon, a page each: these stay available at an admission."""
+        return sum(1 for sequence in self.running if not sequence.hold) * self._blocks.num_groups
 
     def _overtakes(self, sequence: Sequence) -> bool:
         """Whether a reservation that ranks before it still waits for room."""
@@ -364,9 +338,9 @@ class Scheduler:
         victims = [
             s for s in reversed(self.running) if not s.hold and s.request.priority > sequence.request.priority
         ]
-        gain = sum(1 for s in victims for block in s.blocks if pool.references(block) == 1)
+        gain = sum(self._blocks.sole_blocks(victim) for victim in victims)
         needed = self._blocks.shortage_of(sequence, sequence.tokens_to_hold) + spare
-        growing = self._growing() - len(victims)
+        growing = self._growing() - len(victims) * self._blocks.num_groups
         if needed + growing > pool.num_available + gain:
             return False
         if len(self.running) - len(victims) + places > self._max_running:
@@ -380,7 +354,7 @@ class Scheduler:
         return False
 
     def _grow(self, sequence: Sequence) -> bool:
-        """One more block for a decode, preempting who ranks last; False where that was itself."""
+        """One more page for a decode, preempting who ranks last; False where that was itself."""
         while not self._blocks.grow(sequence):
             victim = next(other for other in reversed(self.running) if not other.hold)
             self._preempt(victim)
@@ -391,9 +365,8 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Back into the queue, its blocks freed."""
         self.running.remove(victim)
-        first = victim.num_dropped
-        written = victim.blocks[first : self._blocks.blocks_for(victim.num_computed)]
-        kept = self._swap.save(written, victim.num_computed, first)
+        written = self._blocks.pages_for(victim.num_computed) * self._blocks.num_groups
+        kept = self._swap.save(victim.blocks[:written], victim.num_computed)
         self._blocks.free(victim)
         victim.swapped = kept
         if kept is None:

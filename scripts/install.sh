@@ -39,7 +39,7 @@ EOF
 }
 
 # The folder is part of it: a virtual environment that was moved does not work.
-wanted=$(cat pyproject.toml client/pyproject.toml scripts/install.sh engine/ops/cpu/{build.py,kernels.cpp} <(pwd) |
+wanted=$(cat pyproject.toml client/pyproject.toml scripts/install.sh engine/ops/cpu/{build.py,*.cpp,*.h} <(pwd) |
     sha256sum)
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; then
     exit 0

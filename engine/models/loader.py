@@ -12,11 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.attention.registry import create_backend
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
+from engine.models.decoder import Decoder, DecoderWeights
 from engine.models.errors import CheckpointError, ModelError
+from engine.models.layers import FeedForwardWeights, LayerWeights
 from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
 from engine.models.upgrade import UpgradingModel
@@ -36,6 +37,7 @@ from engine.ops.base import HeadNorms, Linear, Norm, Ops
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.ops.registry import select_ops
 from engine.quantization.int8 import Int8Weight
+from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,7 +60,7 @@ def load_model(
     device: str = "cpu",
     context_length: int = 0,
     kernel_cache: Path | None = None,
-) -> CausalLM:
+) -> DraftedLM:
     """Loads config and weights and makes the model's attention backend.
 
     Args:
@@ -85,7 +87,7 @@ def load_model(
     selection = select_ops(wanted, device=device, dtype=kind, kernel_cache=kernel_cache or DEFAULT_CACHE)
 
     def load(arithmetic: Ops) -> Decoder:
-        attention = create_backend(attention_backend, config, arithmetic)
+        attention = create_backend(attention_backend, config, arithmetic, coarse=quantization != PLAIN)
         checkpoint = read_checkpoint(model_dir)
         check_weights(checkpoint, config)
         with ExitStack() as stack:
@@ -95,6 +97,9 @@ def load_model(
 
     model, later = load(selection.ops), selection.later
     return model if later is None else UpgradingModel(model, lambda: load(later()))
+
+
+_Pack = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,10 @@ class _Packer:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A linear layer."""
         return self.ops.pack(self.store(weight), bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """The gate and up of a feed-forward."""
+        return self.ops.pack_gated(self.store(weight), bias)
 
     def exact(self, weight: torch.Tensor) -> Linear:
         """One that is never quantised."""
@@ -172,9 +181,9 @@ def _assemble(config: ModelConfig, reader: _Reader, packer: _Packer) -> DecoderW
 def _layer(config: ModelConfig, reader: _Reader, packer: _Packer, layer: int) -> LayerWeights:
     prefix, layout = layer_prefix(layer), config.layout
 
-    def linear(modules: Sequence[str], biased: bool = False) -> Linear:
+    def linear(modules: Sequence[str], biased: bool = False, pack: _Pack = packer.linear) -> Linear:
         bias = reader.plain(*(f"{prefix}{module}.bias" for module in modules)) if biased else None
-        return packer.linear(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
+        return pack(reader.plain(*(f"{prefix}{module}.weight" for module in modules)), bias)
 
     def norm(name: str) -> Norm:
         return reader.norm(prefix + name, config)
@@ -185,14 +194,15 @@ def _layer(config: ModelConfig, reader: _Reader, packer: _Packer, layer: int) ->
         modules = [layout.expert_modules(expert) for expert in range(experts.count)]
         feed_forward = ExpertsWeights(
             router=packer.exact(reader.plain(f"{prefix}{layout.router}.weight")),
-            gate_up=tuple(linear((gate, up)) for gate, up, _ in modules),
+            gate_up=tuple(linear((gate, up), pack=packer.gated) for gate, up, _ in modules),
             down=tuple(linear((down,)) for _, _, down in modules),
             per_token=experts.per_token,
             normalized=experts.normalized,
         )
     else:
         feed_forward = FeedForwardWeights(
-            gate_up=linear(layout.gate_up, config.mlp_bias), down=linear((DOWN,), config.mlp_bias)
+            gate_up=linear(layout.gate_up, config.mlp_bias, packer.gated),
+            down=linear((DOWN,), config.mlp_bias),
         )
     return LayerWeights(
         input_norm=norm(INPUT_NORM),

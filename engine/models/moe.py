@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.base import Activation, Linear, Ops
+from engine.ops.activation import Activation
+from engine.ops.base import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class ExpertsWeights:
 
     Attributes:
         router: H to E, never quantised: choosing is too brittle for anything coarser.
-        gate_up: for each expert H to 2 I.
+        gate_up: for each expert H to 2 I, from `Ops.pack_gated`.
         down: for each expert I to H.
         per_token: experts that each token goes to.
         normalized: whether the weights of a token's experts are made to sum to 1.
@@ -53,6 +54,6 @@ def run_experts(
             continue
         own = slice(start, start + count)
         start += count
-        gated = ops.gated(ops.linear(inputs[own], weights.gate_up[expert]), activation)
+        gated = ops.gated_linear(inputs[own], weights.gate_up[expert], activation)
         result.index_add_(0, tokens[own], ops.linear(gated, weights.down[expert]) * shares[own])
     return result

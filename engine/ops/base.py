@@ -7,19 +7,12 @@ keep its results to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 
+from engine.ops.activation import Activation
 from engine.quantization.int8 import Int8Weight
-
-
-class Activation(StrEnum):
-    """What a gated feed-forward layer applies to its gate."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +67,10 @@ class Ops(Protocol):
         """
         ...
 
+    def pack_gated(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Lays out gate and up, [2 I, in] with gate first, for `gated_linear`; else as `pack`."""
+        ...
+
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension; shape as given."""
         ...
@@ -90,6 +87,12 @@ class Ops(Protocol):
 
         With `residual`, [T, out], the result is added to it in place, and it is what is returned.
         """
+        ...
+
+    def gated_linear(
+        self, hidden: torch.Tensor, gate_up: Linear, activation: Activation, *, norm: Norm | None = None
+    ) -> torch.Tensor:
+        """activation(gate) * up, both of norm(hidden): [T, in] to [T, I]. `gate_up` is from `pack_gated`."""
         ...
 
     def rotate(
@@ -114,8 +117,4 @@ class Ops(Protocol):
             num_kv_heads: key heads, and value heads.
             norms: applied first.
         """
-        ...
-
-    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up: [T, 2 * I], gate first, to [T, I]."""
         ...

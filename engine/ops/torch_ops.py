@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.quantization.int8 import Int8Weight, round_inputs
 
 
@@ -49,6 +50,10 @@ class TorchOps:
             return TorchLinear(weight.dequantized().t().contiguous(), bias, rounds_inputs=True)
         return TorchLinear(weight.t().contiguous(), bias)
 
+    def pack_gated(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
+        """As `pack`: gate and up are told apart when they are applied."""
+        return self.pack(weight, bias)
+
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension."""
         wide = hidden.float()
@@ -75,6 +80,15 @@ class TorchOps:
             result = torch.addmm(linear.bias, hidden, linear.weight)
         return result if residual is None else residual.add_(result)
 
+    def gated_linear(
+        self, hidden: torch.Tensor, gate_up: Linear, activation: Activation, *, norm: Norm | None = None
+    ) -> torch.Tensor:
+        """activation(gate) * up of norm(hidden)."""
+        gate, up = self.linear(hidden, gate_up, norm=norm).chunk(2, dim=-1)
+        if activation is Activation.SILU:
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up
+
     def rotate(
         self,
         heads: torch.Tensor,
@@ -95,10 +109,3 @@ class TorchOps:
         first, second = rotated[..., :half].clone(), rotated[..., half : 2 * half].clone()
         rotated[..., :half] = first * cos - second * sin
         rotated[..., half : 2 * half] = second * cos + first * sin
-
-    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        if activation is Activation.SILU:
-            return functional.silu(gate) * up
-        return functional.gelu(gate, approximate="tanh") * up

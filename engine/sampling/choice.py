@@ -1,4 +1,4 @@
-"""Draws one token for each of many rows at once, from whole or truncated distributions.
+"""Draws one token for each of many rows at once, from whole or truncated distributions; or tells these.
 
 The Gumbel-max trick: the argmax of log p - log E, with E exponential, is token i with probability p_i. E is
 keyed by row and token id, so no row depends on another and nothing is drawn in any order.
@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor, write_uniforms
+from engine.sampling.keys import DrawKey
+from engine.sampling.parts import DrawnPart, PartsOfSteps
 from engine.sampling.rules import TokenRules
-from engine.sampling.truncation import truncate
+from engine.sampling.truncation import Limits, truncate
 
 # Elements that are worked on at a time: what fits a core's cache.
 _CHUNK_ELEMENTS = 1 << 18
@@ -30,12 +32,21 @@ _BOUND_SLACK = 3.0
 
 
 class Drawer:
-    """Draws tokens. Keeps the memory that it works in, for fresh memory costs more than the work."""
+    """Draws tokens.
+
+    Keeps what is the same in the next step: the memory that it works in, for fresh memory costs more than the
+    work, and what is known of rows for as long as they are the same (`engine.sampling.parts`).
+    """
 
     def __init__(self) -> None:
         self._memory: tuple[torch.Tensor, ...] = ()
+        self._parts = PartsOfSteps(_CHUNK_ELEMENTS)
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]) -> list[int]:
+    def begin(self) -> None:
+        """A new step begins: its draws are expected to be those of the step before, in the same order."""
+        self._parts.begin()
+
+    def draw(self, logits: torch.Tensor, rows: list[int], rules: list[TokenRules]) -> list[int]:
         """Draws a token for some rows.
 
         Args:
@@ -44,63 +55,92 @@ class Drawer:
             rules: one for each of `rows`; none is greedy.
         """
         tokens = [0] * len(rows)
-        size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
-        for truncated in (False, True):
-            group = [index for index, rule in enumerate(rules) if rule.truncates is truncated]
-            for start in range(0, len(group), size):
-                part = group[start : start + size]
-                chosen = [rules[index] for index in part]
-                scores, *memory = self._room(len(part), logits)
-                _score(logits, [rows[index] for index in part], chosen, scores)
-                drawn = _from_truncated(scores, chosen) if truncated else _from_whole(scores, chosen, *memory)
-                for index, token_id in zip(part, drawn, strict=True):
-                    tokens[index] = token_id
+        keys = key_tensor([rule.key for rule in rules], logits.device)
+        for part in self._parts.of(rows, rules, logits):
+            ids, scores, *memory = self._room(len(part.places), logits)
+            _score(logits, part, scores)
+            own_keys = keys[part.index]
+            if part.limits is None:
+                drawn = _from_whole(scores, own_keys, ids, *memory)
+            else:
+                drawn = _from_truncated(scores, own_keys, part.limits)
+            for place, token_id in zip(part.places, drawn, strict=True):
+                tokens[place] = token_id
+        return tokens
+
+    def probabilities(self, logits: torch.Tensor, rows: list[int], rules: list[TokenRules]) -> torch.Tensor:
+        """What `draw` draws from: [len(rows), vocab] fp32, 0 where a token is cut off; arguments as there."""
+        told = torch.zeros(len(rows), logits.shape[1], device=logits.device)
+        for part in self._parts.of(rows, rules, logits):
+            _, scores, *_ = self._room(len(part.places), logits)
+            _score(logits, part, scores)
+            if part.limits is None:
+                told[part.index] = scores.softmax(dim=-1)
+                continue
+            for kept in truncate(scores, part.limits):
+                own = part.index[kept.rows]
+                told[own[:, None], kept.token_ids] = kept.scores.softmax(dim=-1)
+        return told
+
+    def draw_from(self, weights: torch.Tensor, keys: Sequence[DrawKey]) -> list[int]:
+        """Draws a token for each row, in proportion to its weights.
+
+        Args:
+            weights: [R, vocab] fp32, none negative, in each row one that is not 0; left as they are.
+            keys: of the draws, one for each row.
+        """
+        tokens: list[int] = []
+        size = max(1, _CHUNK_ELEMENTS // weights.shape[1])
+        for start in range(0, len(keys), size):
+            part = keys[start : start + size]
+            ids, scores, *memory = self._room(len(part), weights)
+            torch.log(weights[start : start + size], out=scores)
+            tokens += _from_whole(scores, key_tensor(list(part), weights.device), ids, *memory)
         return tokens
 
     def _room(self, rows: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Two fp32 and two int32 tensors [rows, vocab], with whatever was in them before."""
+        """All token ids, [1, vocab] int32; and two fp32 and two int32 tensors [rows, vocab], with whatever
+        was in them before."""
         vocab_size = logits.shape[1]
-        if not self._memory or self._memory[0].shape[1] != vocab_size or len(self._memory[0]) < rows:
+        if not self._memory or self._memory[0].shape[1] != vocab_size or len(self._memory[1]) < rows:
             kinds = (torch.float32, torch.float32, torch.int32, torch.int32)
-            self._memory = tuple(
-                torch.empty(rows, vocab_size, dtype=kind, device=logits.device) for kind in kinds
-            )
-        return tuple(tensor[:rows] for tensor in self._memory)
+            ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device)[None]
+            room = (torch.empty(rows, vocab_size, dtype=kind, device=logits.device) for kind in kinds)
+            self._memory = (ids, *room)
+        ids, *memory = self._memory
+        return (ids, *(tensor[:rows] for tensor in memory))
 
 
-def _score(logits: torch.Tensor, rows: list[int], rules: Sequence[TokenRules], out: torch.Tensor) -> None:
-    """Writes log probabilities up to a constant, [len(rows), vocab]: the best of each row is 0."""
-    torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=out)
-    temperatures = torch.tensor([rule.params.temperature for rule in rules], device=logits.device)
+def _score(logits: torch.Tensor, part: DrawnPart, out: torch.Tensor) -> None:
+    """Writes log probabilities up to a constant, [rows of the part, vocab]: the best of each row is 0."""
+    torch.index_select(logits, 0, part.rows, out=out)
     # The maximum is taken off first, so that tiny temperatures cannot overflow.
-    out.sub_(out.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    out.sub_(out.amax(dim=-1, keepdim=True)).div_(part.temperatures)
 
 
 def _from_whole(
     scores: torch.Tensor,
-    rules: Sequence[TokenRules],
+    keys: torch.Tensor,
+    ids: torch.Tensor,
     draws: torch.Tensor,
     bits: torch.Tensor,
     spare: torch.Tensor,
 ) -> list[int]:
-    keys = key_tensor([rule.key for rule in rules], scores.device)
-    ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
     write_uniforms(keys, ids, draws, bits, spare)
     bound = spare.view(torch.float32).copy_(draws.view(torch.int32))
     bound.mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
     rows, columns = _where(bound >= bound.amax(dim=-1, keepdim=True) - _BOUND_SLACK)
     values = scores[rows, columns] - draws[rows, columns].neg_().log1p_().neg_().log_()
-    best = torch.full((len(rules),), -torch.inf, device=scores.device)
+    best = torch.full((len(keys),), -torch.inf, device=scores.device)
     best.scatter_reduce_(0, rows, values, reduce="amax")
     ids_of_best = columns.masked_fill(values < best[rows], scores.shape[1])
-    tokens = torch.full((len(rules),), scores.shape[1], dtype=torch.int64, device=scores.device)
+    tokens = torch.full((len(keys),), scores.shape[1], dtype=torch.int64, device=scores.device)
     return tokens.scatter_reduce_(0, rows, ids_of_best, reduce="amin").tolist()
 
 
-def _from_truncated(scores: torch.Tensor, rules: Sequence[TokenRules]) -> list[int]:
-    keys = key_tensor([rule.key for rule in rules], scores.device)
-    tokens = [0] * len(rules)
-    for kept in truncate(scores, [rule.params for rule in rules]):
+def _from_truncated(scores: torch.Tensor, keys: torch.Tensor, limits: Limits) -> list[int]:
+    tokens = [0] * len(scores)
+    for kept in truncate(scores, limits):
         values = kept.scores - exponentials(keys[kept.rows], kept.token_ids).log_()
         best = values.amax(dim=-1, keepdim=True)
         winners = kept.token_ids.masked_fill(values < best, scores.shape[1]).amin(dim=-1)

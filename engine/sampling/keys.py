@@ -10,9 +10,15 @@ _UINT64 = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a draw is for: two draws at the same position never share randomness."""
+    """What a draw is for: two draws at the same position never share randomness.
+
+    TOKEN chooses a token, and a draft where its drafter draws along with the target; ACCEPT says whether a
+    draft is accepted, RESIDUAL what comes where none is.
+    """
 
     TOKEN = 0
+    ACCEPT = 1
+    RESIDUAL = 2
 
 
 DrawKey = tuple[int, int]

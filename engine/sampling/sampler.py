@@ -15,7 +15,7 @@ the cache, and none of them depends on another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,38 @@ class Sampled:
     stuck: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
+    def put(self, rows: Sequence[int], part: Sampled) -> None:
+        """Takes the outcome of some rows from another sampling, whose rows they are in this order."""
+        for row, token_id in zip(rows, part.token_ids, strict=True):
+            self.token_ids[row] = token_id
+        self.not_numbers += [rows[index] for index in part.not_numbers]
+        self.stuck += [rows[index] for index in part.stuck]
+        self.logprobs.update({rows[index]: logprobs for index, logprobs in part.logprobs.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Distributions:
+    """What the tokens of R rows are drawn from.
+
+    Attributes:
+        probabilities: [R, vocab] fp32; 1 at a greedy row's token; without meaning in rows that have none.
+        not_numbers: rows whose logits were not numbers.
+        stuck: rows whose parameters leave no token.
+    """
+
+    probabilities: torch.Tensor
+    not_numbers: list[int]
+    stuck: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """Rows to draw for: `rows` of `logits`, edited already, which the caller knows as `names`."""
+
+    logits: torch.Tensor
+    rows: list[int]
+    names: list[int]
+
 
 class Sampler:
     """Chooses tokens.
@@ -69,17 +101,51 @@ class Sampler:
             logits: [R, vocab] fp32, of the model; left as they are.
             rules: one for each row.
         """
+        sampled = Sampled([])
+        for part in self._settle(logits, rules, sampled):
+            chosen = self._drawer.draw(part.logits, part.rows, [rules[row] for row in part.names])
+            for row, token_id in zip(part.names, chosen, strict=True):
+                sampled.token_ids[row] = token_id
+        without = {*sampled.not_numbers, *sampled.stuck}
+        reported = [
+            row for row, rule in enumerate(rules) if rule.params.logprobs is not None and row not in without
+        ]
+        if reported:
+            sampled.logprobs = _report(logits, rules, reported, sampled.token_ids)
+        return sampled
+
+    def distributions(self, logits: torch.Tensor, rules: Sequence[TokenRules]) -> Distributions:
+        """The distribution that `sample` draws each row's token from; arguments as there."""
+        settled = Sampled([])
+        probabilities = torch.zeros_like(logits)
+        drawn: set[int] = set()
+        for part in self._settle(logits, rules, settled):
+            own = self._drawer.probabilities(part.logits, part.rows, [rules[row] for row in part.names])
+            probabilities[part.names] = own
+            drawn.update(part.names)
+        for row, token_id in enumerate(settled.token_ids):
+            if row not in drawn:
+                probabilities[row, token_id] = 1.0
+        return Distributions(probabilities, settled.not_numbers, settled.stuck)
+
+    def _settle(
+        self, logits: torch.Tensor, rules: Sequence[TokenRules], sampled: Sampled
+    ) -> Iterator[_Undecided]:
+        """Chooses for the greedy rows and finds those that have no token; yields the others in parts.
+
+        A part is to be worked on before the next one is asked for, for they share memory.
+        """
         if len(rules) != logits.shape[0]:
             raise ValueError(f"{logits.shape[0]} rows, {len(rules)} rules")
+        self._drawer.begin()
         best, token_ids = _best(logits)
-        sampled = Sampled(token_ids.tolist())
+        sampled.token_ids = token_ids.tolist()
         # NaN and infinity show in the best; a few entries of -inf are as good as any others.
         if not np.isfinite(best).all():
             sampled.not_numbers = np.flatnonzero(~np.isfinite(best)).tolist()
         bad = set(sampled.not_numbers)
         edited: list[int] = []
         drawn: list[int] = []
-        reported: list[int] = []
         for row, rule in enumerate(rules):
             if rule.plain or row in bad:
                 continue
@@ -87,24 +153,14 @@ class Sampler:
                 edited.append(row)
             elif not rule.greedy:
                 drawn.append(row)
-            if rule.params.logprobs is not None:
-                reported.append(row)
-        if edited:
-            size = max(1, _EDITED_ELEMENTS // logits.shape[1])
-            for start in range(0, len(edited), size):
-                self._choose_edited(logits, rules, edited[start : start + size], sampled)
-        if drawn:
-            chosen = self._drawer.draw(logits, drawn, [rules[row] for row in drawn])
-            for row, token_id in zip(drawn, chosen, strict=True):
-                sampled.token_ids[row] = token_id
-        reported = [row for row in reported if row not in sampled.stuck]
-        if reported:
-            _report(logits, rules, reported, sampled)
-        return sampled
+        size = max(1, _EDITED_ELEMENTS // logits.shape[1])
+        for start in range(0, len(edited), size):
+            yield self._edit(logits, rules, edited[start : start + size], sampled)
+        yield _Undecided(logits, drawn, drawn)
 
-    def _choose_edited(
+    def _edit(
         self, logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], sampled: Sampled
-    ) -> None:
+    ) -> _Undecided:
         # Fresh memory costs more than the copy.
         if self._edited.shape[1] != logits.shape[1] or len(self._edited) < len(rows):
             self._edited = torch.empty(len(rows), logits.shape[1], device=logits.device)
@@ -120,19 +176,19 @@ class Sampler:
                 sampled.token_ids[row] = int(token_ids[index])
             else:
                 drawn.append(index)
-        if drawn:
-            chosen = self._drawer.draw(own, drawn, [rules[rows[index]] for index in drawn])
-            for index, token_id in zip(drawn, chosen, strict=True):
-                sampled.token_ids[rows[index]] = token_id
+        return _Undecided(own, drawn, [rows[index] for index in drawn])
 
 
-def _report(logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], sampled: Sampled) -> None:
+def _report(
+    logits: torch.Tensor, rules: Sequence[TokenRules], rows: list[int], token_ids: list[int]
+) -> dict[int, TokenLogprobs]:
+    """By row."""
     reports = token_logprobs(
         _rows(logits, rows),
-        [sampled.token_ids[row] for row in rows],
+        [token_ids[row] for row in rows],
         [rules[row].params.logprobs or 0 for row in rows],
     )
-    sampled.logprobs = dict(zip(rows, reports, strict=True))
+    return dict(zip(rows, reports, strict=True))
 
 
 def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -32,3 +32,7 @@ class SpeculationConfig:
     prompt_lookup_min: int = 2
     verification: str = "coupled"
     adaptive: bool = True
+
+
+NO_SPECULATION = SpeculationConfig()
+"""A token a step."""

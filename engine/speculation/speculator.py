@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.scheduler import Schedule
+from engine.models.features import FeaturePoints
+from engine.runner import RunResult
+from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
-from engine.speculation.base import Drafter, TargetPass
+from engine.speculation.base import Drafter, Extent, TargetPass
 from engine.speculation.planner import DraftPlanner
 
 
@@ -44,6 +46,35 @@ class Speculator:
         for place, tree in zip(places, trees, strict=True):
             schedule.attach(place, None if tree is None else tree.first(kept[place]))
 
-    def extend(self, found: TargetPass) -> None:
-        """Tells the drafter what a pass of the target found."""
-        self.drafter.extend(found)
+    @property
+    def points(self) -> FeaturePoints | None:
+        """Features that are to be taken of every pass."""
+        return self.drafter.points
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the drafter's KV lies in the blocks: then the feature before each new token is needed."""
+        return self.drafter.num_layers > 0
+
+    def extend(
+        self, schedule: Schedule, result: RunResult, went_on: Sequence[tuple[int, EngineSequence, int]]
+    ) -> None:
+        """Tells the drafter what a pass of the target found.
+
+        Args:
+            schedule: of the pass.
+            result: of the pass.
+            went_on: index of each sequence that did not fail, the sequence, which has grown, and the position
+                of its first token in the pass.
+        """
+        extents: list[Extent] = []
+        for index, sequence, first in went_on:
+            start = result.query_starts[index]
+            drawn = result.drawn.get(index)
+            if drawn is not None and index < schedule.num_decodes:
+                rows: Sequence[int] = [start, *(start + node for node in drawn.path)]
+            else:
+                rows = range(start, start + schedule.counts[index])
+            rows = rows[: sequence.num_computed - first]
+            extents.append(Extent(sequence, first, rows, sequence.recompute_last))
+        self.drafter.extend(TargetPass(tuple(extents), result.features))

@@ -74,6 +74,11 @@ class DraftTree:
             children[parent].append(index + 1)
         return tuple(tuple(own) for own in children)
 
+    def child(self, node: int, token_id: int) -> int | None:
+        """The child of a node that holds a token; None where there is none."""
+        own = (child for child in self.children[node] if self.token_ids[child - 1] == token_id)
+        return next(own, None)
+
     @cached_property
     def visible(self) -> tuple[int, ...]:
         """For each node the bits of the nodes that it sees, itself and its ancestors; as signed int64."""

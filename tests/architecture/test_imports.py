@@ -25,6 +25,7 @@ ALLOWED_ROOMS: dict[str, set[str]] = {
     "router": {"kvrelay", "grammars", "prefix_index", "telemetry"},
     "kv_transfer": {"kvrelay", "telemetry"},
     "engine": {"grammars", "telemetry"},
+    "training": {"engine", "telemetry"},
     "worker": WORKER_ROOMS - {"worker"},
     "prefill_worker": WORKER_ROOMS,
     "decode_worker": WORKER_ROOMS,
@@ -38,6 +39,7 @@ FORBIDDEN_PACKAGES: dict[str, set[str]] = {
     "router": {"torch", "ray", "nixl", "transformers", "safetensors"},
     "kv_transfer": {"ray", "redis"},
     "engine": {"grpc", "ray", "redis", "nixl", "kvrelay"},
+    "training": {"grpc", "ray", "redis", "nixl"},
     "worker": {"ray"},
     "prefill_worker": {"ray"},
     "decode_worker": {"ray"},
@@ -96,6 +98,8 @@ def test_imports_stand_at_the_top() -> None:
         ("kvrelay", ("torch", "ray", "redis", "pydantic", "numpy", "fastapi")),
         ("prefix_index.index", ("torch", "ray", "grpc")),
         ("engine.scheduler", ("torch", "ray", "grpc", "redis")),
+        # Commands check models, and load none.
+        ("cluster.cli.main", ("torch", "ray", "nixl")),
     ],
 )
 def test_importing_a_room_loads_no_heavy_package(module: str, absent: tuple[str, ...]) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.ops.base import Activation, HeadNorms, Norm, Ops
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Norm, Ops
 from engine.ops.cpu.build import PACKAGED, build, supported_targets
 from engine.ops.cpu.library import load_kernels
 from engine.ops.cpu.ops import CpuOps
@@ -107,17 +108,52 @@ def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
     )
 
 
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (
+        functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")
+    ) * up
+
+
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 64), (70, 100)])
-def test_gated(ops: Ops, activation: Activation, rows: int, width: int) -> None:
-    gate_up = normal(rows, 2 * width) * 8
-    gate_up[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -88.0])
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    if activation is Activation.SILU:
-        expected = functional.silu(gate) * up
-    else:
-        expected = functional.gelu(gate, approximate="tanh") * up
-    torch.testing.assert_close(ops.gated(gate_up, activation).double(), expected, atol=2e-6, rtol=3e-6)
+def test_gated_linear(ops: Ops, activation: Activation, rows: int, width: int) -> None:
+    weight, bias = normal(2 * width, 48, seed=1), normal(2 * width, seed=2) * 4
+    # Gates far out: one of them is to be exactly what the bias says.
+    weight[:4], bias[:4] = 0.0, torch.tensor([-200.0, 200.0, 0.0, -88.0])
+    hidden, norm = normal(rows, 48), Norm(normal(48, seed=3), 1e-5)
+    exact = hidden.double() @ weight.double().t()
+    tolerance = {"atol": 4e-5, "rtol": 1e-5}
+    plain, biased = ops.pack_gated(weight), ops.pack_gated(weight, bias)
+    assert (biased.in_features, biased.out_features) == (48, 2 * width)
+    found = ops.gated_linear(hidden, plain, activation)
+    torch.testing.assert_close(found.double(), gated(exact, activation), **tolerance)
+    exact = normed(hidden, norm) @ weight.double().t() + bias
+    found = ops.gated_linear(hidden, biased, activation, norm=norm)
+    torch.testing.assert_close(found.double(), gated(exact, activation), **tolerance)
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 64), (200, 100)])
+def test_int8_gated_linear(ops: Ops, activation: Activation, rows: int, width: int) -> None:
+    """What the plain layer finds for the same rows, gated."""
+    stored, bias = quantize(normal(2 * width, 100, seed=1)), normal(2 * width, seed=2)
+    hidden, norm = normal(rows, 100), Norm(normal(100, seed=3), 1e-5)
+    expected = gated(ops.linear(hidden, ops.pack(stored, bias), norm=norm).double(), activation)
+    found = ops.gated_linear(hidden, ops.pack_gated(stored, bias), activation, norm=norm)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=3e-6)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_gated_rows_do_not_depend_on_the_batch(cpu: Ops, quantized: bool) -> None:
+    weight = normal(2 * 300, 200)
+    linear = cpu.pack_gated(quantize(weight) if quantized else weight)
+    hidden = normal(300, 200, seed=2)
+    rows = [hidden[row : row + 1] for row in range(12)]
+    alone = torch.cat([cpu.gated_linear(row, linear, Activation.SILU).clone() for row in rows])
+    for count in (2, 7, 12, 200, 300):
+        found = cpu.gated_linear(hidden[:count], linear, Activation.SILU)
+        assert torch.equal(found[:12], alone[:count])
 
 
 @pytest.mark.parametrize("half", [3, 8, 20])

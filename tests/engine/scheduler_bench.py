@@ -7,7 +7,8 @@ import dataclasses
 from engine.kv.block_manager import BlockManager
 from engine.kv.swap import SwapSpace
 from engine.prefill_budget import PrefillBudget
-from engine.scheduler import Schedule, Scheduler
+from engine.schedule import Schedule
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceStatus
 from engine.step_cost import StepCost
 from prefix_index.hashing import ChainHasher

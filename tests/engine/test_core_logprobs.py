@@ -169,8 +169,8 @@ def test_only_the_rows_that_are_asked_for_get_logits(model: Decoder) -> None:
     seen: list[int] = []
     forward = model.forward
 
-    def watch(batch: object, kv: torch.Tensor) -> torch.Tensor:
-        logits = forward(batch, kv)  # type: ignore[arg-type]
+    def watch(batch: object, kv: torch.Tensor, tap: object) -> torch.Tensor:
+        logits = forward(batch, kv, tap)  # type: ignore[arg-type]
         seen.append(len(logits))
         return logits
 

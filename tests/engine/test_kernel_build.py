@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -71,11 +72,15 @@ def test_names_tell_source_and_flags_apart(monkeypatch: pytest.MonkeyPatch, tmp_
     target = best_target()
     names = {each.file_name for each in supported_targets()} | {replace(target, flags=("-O0",)).file_name}
     assert len(names) == len(supported_targets()) + 1
-    changed = tmp_path / "kernels.cpp"
-    changed.write_text(building.SOURCE.read_text() + "\n")
-    before = target.file_name
-    monkeypatch.setattr(building, "SOURCE", changed)
-    assert target.file_name != before
+    source = building.SOURCE
+    for name in (source.name, *(path.name for path in source.parent.glob("*.h"))):
+        shutil.copytree(source.parent, tmp_path / name, ignore=shutil.ignore_patterns("built"))
+        monkeypatch.setattr(building, "SOURCE", tmp_path / name / source.name)
+        before = target.file_name
+        assert before in names
+        with (tmp_path / name / name).open("a") as changed:
+            changed.write("\n")
+        assert target.file_name not in names
 
 
 def test_a_source_that_does_not_compile_leaves_nothing(

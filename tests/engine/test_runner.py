@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from engine.kv.block_manager import BlockManager
-from engine.runner import MAX_FAILED_STEPS, ModelRunner
+from engine.runner import MAX_FAILED_STEPS, ModelRunner, RunResult
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
-from engine.scheduler import Schedule
+from engine.schedule import Schedule
 from engine.sequence import Sequence
+from engine.speculation.verification.base import Bounds
+from engine.speculation.verification.registry import create_verifier
 from prefix_index.hashing import ChainHasher
 from tests.engine.digest_model import VOCAB, DigestModel, kv_of, logits_of, params, request, total_of
 
@@ -20,7 +22,8 @@ class Bench:
         self.model = model or DigestModel()
         self.pool = torch.zeros(31, 1, 2, 1, BLOCK, 1)
         self.blocks = BlockManager(30, BLOCK, 30, ChainHasher("m", BLOCK))
-        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, Sampler())
+        verifier = create_verifier("coupled", Sampler(), Bounds(frozenset(), 1 << 20))
+        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, verifier)
 
     def sequence(self, name: str, tokens: list[int], computed: int = 0) -> Sequence:
         sequence = Sequence(request(name, tokens, params(9)), 0, hold=False, submitted_s=0.0)
@@ -41,6 +44,10 @@ def schedule(*parts: tuple[Sequence, int]) -> Schedule:
     return batch
 
 
+def tokens_of(result: RunResult) -> dict[int, tuple[int, ...]]:
+    return {index: verified.token_ids for index, verified in result.drawn.items()}
+
+
 def expected(tokens: list[int]) -> int:
     return int(logits_of(kv_of(tokens)[-1][1], total_of(tokens)).argmax())
 
@@ -57,8 +64,8 @@ def test_the_batch_is_flat_and_its_tables_padded() -> None:
     assert batch.query_starts == (0, 1, 5, 6)
     assert batch.context_lens == (6, 6, 4)
     # a has blocks 1 and 2, b 3 to 5, c 6 and 7. Blocks beyond a context are not shown.
-    assert batch.block_tables.tolist() == [[1, 2], [3, 4], [6, 0]]
-    assert batch.slots.tolist() == [9, 14, 15, 16, 17, 3]
+    assert batch.block_tables.tolist() == [[[1, 2], [3, 4], [6, 0]]]
+    assert batch.slots.tolist() == [[9, 14, 15, 16, 17, 3]]
     assert batch.logits_rows.tolist() == [0, 5]
     assert {tensor.dtype for tensor in (batch.token_ids, batch.slots, batch.block_tables)} == {torch.int64}
 
@@ -67,16 +74,16 @@ def test_only_finished_contexts_draw() -> None:
     bench = Bench()
     whole, part = bench.sequence("a", [1, 2, 3]), bench.sequence("b", [4] * 9)
     result = bench.runner.run(schedule((whole, 3), (part, 4)))
-    assert result.tokens == {0: expected([1, 2, 3])}
+    assert tokens_of(result) == {0: (expected([1, 2, 3]),)}
     assert result.failures == {}
-    assert bench.runner.run(schedule((part, 2))).tokens == {}
+    assert bench.runner.run(schedule((part, 2))).drawn == {}
 
 
 def test_rows_that_are_not_numbers_fail_alone() -> None:
     bench = Bench(DigestModel(nan=13))
     bad, good = bench.sequence("bad", [1, 13]), bench.sequence("good", [1, 2])
     result = bench.runner.run(schedule((bad, 2), (good, 2)))
-    assert result.tokens == {1: expected([1, 2])}
+    assert tokens_of(result) == {1: (expected([1, 2]),)}
     assert list(result.failures) == [0]
     assert result.failures[0].kv_is_suspect
     assert bench.pool[bad.blocks].isnan().any()
@@ -87,10 +94,10 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
 def test_huge_but_finite_rows_are_numbers() -> None:
     bench = Bench()
     forward = bench.model.forward
-    bench.model.forward = lambda batch, kv: forward(batch, kv).sign() * 3e38  # type: ignore[method-assign]
+    bench.model.forward = lambda batch, kv, tap: forward(batch, kv).sign() * 3e38  # type: ignore[method-assign]
     result = bench.runner.run(schedule((bench.sequence("a", [1, 2]), 2)))
     assert result.failures == {}
-    assert list(result.tokens) == [0]
+    assert list(result.drawn) == [0]
 
 
 def test_an_exception_is_traced_by_running_each_alone() -> None:
@@ -98,7 +105,7 @@ def test_an_exception_is_traced_by_running_each_alone() -> None:
     first, bad = bench.sequence("a", [1, 2]), bench.sequence("bad", [13, 2])
     last = bench.sequence("b", [4] * 9)
     result = bench.runner.run(schedule((first, 2), (bad, 2), (last, 4)))
-    assert result.tokens == {0: expected([1, 2])}
+    assert tokens_of(result) == {0: (expected([1, 2]),)}
     assert result.failures[1].message == "RuntimeError: poisoned"
     assert not result.failures[1].kv_is_suspect
     assert set(result.failures) == {1}
@@ -111,7 +118,7 @@ def test_failing_whatever_runs_is_raised_in_the_end() -> None:
         for _ in range(MAX_FAILED_STEPS - 1):
             assert set(bench.runner.run(schedule((bad, 1))).failures) == {0}
         # A success in between starts the count anew.
-        assert bench.runner.run(schedule((good, 1))).tokens
+        assert bench.runner.run(schedule((good, 1))).drawn
     for _ in range(MAX_FAILED_STEPS - 1):
         bench.runner.run(schedule((bad, 1)))
     with pytest.raises(RuntimeError, match="poisoned"):

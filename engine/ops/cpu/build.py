@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+"""What is compiled; it includes the headers (*.h) beside it."""
 PACKAGED = Path(__file__).with_name("built")
 DEFAULT_CACHE = Path("~/.cache/kvrelay/kernels").expanduser()
 
@@ -53,12 +54,20 @@ class Target:
     @property
     def file_name(self) -> str:
         """Of the library built from the present source."""
-        digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=_DIGEST_BYTES)
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
         digest.update(repr((_FLAGS, self.flags)).encode())
         return f"kernels-{self.name}-{digest.hexdigest()}.so"
 
 
 TARGETS = (
+    Target(
+        "avx512bf16",
+        "x86_64",
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+        ("-march=cooperlake", "-mprefer-vector-width=512"),
+    ),
     Target(
         "avx512vnni",
         "x86_64",

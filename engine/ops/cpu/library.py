@@ -1,4 +1,4 @@
-"""The built kernels as Python functions. What they compute is said in kernels.cpp."""
+"""The built kernels as Python functions. What they compute is said in their C++ sources."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ Kernel = Callable[..., None]
 
 
 class Step(ctypes.Structure):
-    """What all layers of a step share: `Step` of kernels.cpp. Pointers are to int64 arrays."""
+    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays, or none."""
 
     _fields_ = (
         ("slots", _POINTER),
         ("tables", _POINTER),
         ("query_starts", _POINTER),
         ("contexts", _POINTER),
+        ("positions", _POINTER),
+        ("visible", _POINTER),
+        ("tree_starts", _POINTER),
+        ("first_keys", _POINTER),
         ("tokens", ctypes.c_int64),
         ("sequences", ctypes.c_int64),
         ("table_width", ctypes.c_int64),
@@ -40,13 +44,15 @@ class Kernels:
     Attributes:
         linear: (x, rows, in, norm, eps, panels, bias, out, columns, add)
         linear_int8: (x, rows, in, norm, eps, panels, scales, bias, out, columns, add)
+        gated_linear: as linear, but for the last: (..., columns of gate, whether GELU)
+        gated_linear_int8: likewise
         rms_norm: (x, rows, n, weight, eps, out)
-        gated: (gate_up, rows, n, gelu, out)
         rotate: (heads, stride, tokens, queries, keys, head_dim, cos, sin, half, query_norm, key_norm,
             query_eps, key_eps)
-        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window)
-        pack: (weight, out, in, panels)
-        pack_int8: (weight, out, in, panels)
+        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window,
+            whether coarse)
+        pack: (weight, out, in, panels, step)
+        pack_int8: likewise
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,12 +60,13 @@ class Kernels:
         p, n, i, f = _POINTER, _LONG, _INT, _FLOAT
         self.linear = self._kernel("kv_linear", p, n, n, p, f, p, p, p, n, i)
         self.linear_int8 = self._kernel("kv_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
+        self.gated_linear = self._kernel("kv_gated_linear", p, n, n, p, f, p, p, p, n, i)
+        self.gated_linear_int8 = self._kernel("kv_gated_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
         self.rms_norm = self._kernel("kv_rms_norm", p, n, n, p, f, p)
-        self.gated = self._kernel("kv_gated", p, n, n, i, p)
         self.rotate = self._kernel("kv_rotate", p, n, n, n, n, n, p, p, n, p, p, f, f)
-        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n)
-        self.pack = self._kernel("kv_pack", p, n, n, p)
-        self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p)
+        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n, i)
+        self.pack = self._kernel("kv_pack", p, n, n, p, n)
+        self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p, n)
         self._threads = self._kernel("kv_threads", i)
         self._huge_pages = self._kernel("kv_huge_pages", p, n)
         self.set_threads(torch.get_num_threads())

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.ops.cpu.library import Kernels
 from engine.quantization.int8 import GROUP, Int8Weight
 
 PANEL = 32
-"""Columns of a panel of packed weights, as in kernels.cpp."""
+"""Columns of a panel of packed weights, as in tile.h."""
 
 _MAX_VIEWS = 1024
 _MAX_KEPT = 1 << 24
@@ -23,7 +24,7 @@ _MAX_KEPT = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """A weight in panels of 32 outputs, laid out as kernels.cpp says.
+    """A weight in panels of 32 outputs, laid out as linear.h and linear_int8.h say.
 
     Attributes:
         in_features: inputs.
@@ -31,6 +32,7 @@ class CpuLinear:
         panels: fp32, or uint8 with 128 added.
         scales: of an int8 weight's outputs; None for fp32.
         bias: of the outputs, or None.
+        alternating: whether panels of gate and up take turns.
     """
 
     in_features: int
@@ -38,6 +40,7 @@ class CpuLinear:
     panels: torch.Tensor
     scales: torch.Tensor | None
     bias: torch.Tensor | None
+    alternating: bool
     address: int = field(init=False)
     scales_address: int | None = field(init=False)
     bias_address: int | None = field(init=False)
@@ -94,20 +97,30 @@ class CpuOps:
 
     def pack(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
         """Copies the weight [out, in] into panels."""
+        return self._packed(weight, bias, 1)
+
+    def pack_gated(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Copies gate and up [2 I, in] into panels that alternate, so that both meet in one pass."""
+        return self._packed(weight, bias, 2)
+
+    def _packed(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, parts: int) -> CpuLinear:
+        """Panels of the `parts` equal matrices that stand one below the other in `weight`, taken in turn."""
         values, scales = (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, None)
         out_features, in_features = values.shape
-        panels = -(-out_features // PANEL)
+        rows = out_features // parts
+        panels = -(-rows // PANEL)
         if scales is None:
             values, pack = _plain(values), self.kernels.pack
-            memory = self.kernels.allocate(panels, in_features, PANEL, dtype=torch.float32)
+            memory = self.kernels.allocate(panels, parts, in_features, PANEL, dtype=torch.float32)
         else:
             values, pack = values.contiguous(), self.kernels.pack_int8
             fours = -(-in_features // GROUP) * GROUP // 4
-            memory = self.kernels.allocate(panels, fours, PANEL, 4, dtype=torch.uint8)
-        pack(values.data_ptr(), out_features, in_features, memory.data_ptr())
+            memory = self.kernels.allocate(panels, parts, fours, PANEL, 4, dtype=torch.uint8)
+        for part, matrix in enumerate(values.chunk(parts)):
+            pack(matrix.data_ptr(), rows, in_features, memory[:, part].data_ptr(), parts)
         if bias is not None:
             bias = _plain(bias).clone()
-        return CpuLinear(in_features, out_features, memory, scales, bias)
+        return CpuLinear(in_features, out_features, memory, scales, bias, alternating=parts == 2)
 
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension; new memory."""
@@ -134,25 +147,44 @@ class CpuOps:
     ) -> torch.Tensor:
         """linear(norm(hidden)), added to `residual` in place where there is one."""
         assert isinstance(linear, CpuLinear)
+        assert not linear.alternating
         hidden = _plain(hidden)
-        rows = hidden.shape[0]
         if residual is None:
-            result, address = self._linear.get(rows, linear.out_features)
-            if address == hidden.data_ptr():
-                # The input is an earlier result of the same width.
-                result = torch.empty_like(result)
-                address = result.data_ptr()
+            result, address = self._result(self._linear, hidden, linear.out_features)
         else:
             result, address = residual, _plain_address(residual)
-        weight = None if norm is None else norm.weight.data_ptr()
-        eps = 0.0 if norm is None else norm.eps
-        inputs = (hidden.data_ptr(), rows, linear.in_features, weight, eps, linear.address)
+        inputs = _inputs(hidden, linear, norm)
         outputs = (linear.bias_address, address, linear.out_features, residual is not None)
         if linear.scales_address is None:
             self.kernels.linear(*inputs, *outputs)
         else:
             self.kernels.linear_int8(*inputs, linear.scales_address, *outputs)
         return result
+
+    def gated_linear(
+        self, hidden: torch.Tensor, gate_up: Linear, activation: Activation, *, norm: Norm | None = None
+    ) -> torch.Tensor:
+        """activation(gate) * up of norm(hidden)."""
+        assert isinstance(gate_up, CpuLinear)
+        assert gate_up.alternating
+        hidden = _plain(hidden)
+        width = gate_up.out_features // 2
+        result, address = self._result(self._gated, hidden, width)
+        inputs = _inputs(hidden, gate_up, norm)
+        outputs = (gate_up.bias_address, address, width, activation is Activation.GELU_TANH)
+        if gate_up.scales_address is None:
+            self.kernels.gated_linear(*inputs, *outputs)
+        else:
+            self.kernels.gated_linear_int8(*inputs, gate_up.scales_address, *outputs)
+        return result
+
+    def _result(self, buffers: Buffers, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
+        """Memory for [T, width] that is not that of `hidden`, which may be an earlier result."""
+        result, address = buffers.get(hidden.shape[0], width)
+        if address == hidden.data_ptr():
+            result = torch.empty_like(result)
+            address = result.data_ptr()
+        return result, address
 
     def rotate(
         self,
@@ -180,13 +212,14 @@ class CpuOps:
             0.0 if norms is None else norms.key.eps,
         )
 
-    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        result, address = self._gated.get(rows, width)
-        gelu = activation is Activation.GELU_TANH
-        self.kernels.gated(_plain_address(gate_up), rows, width, gelu, address)
-        return result
+
+def _inputs(
+    hidden: torch.Tensor, linear: CpuLinear, norm: Norm | None
+) -> tuple[int, int, int, int | None, float, int]:
+    """The first arguments of the linear kernels."""
+    weight = None if norm is None else norm.weight.data_ptr()
+    eps = 0.0 if norm is None else norm.eps
+    return hidden.data_ptr(), hidden.shape[0], linear.in_features, weight, eps, linear.address
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,146 @@
+// Linear layers: how rows and panels are shared out, what becomes of the sums, and the fp32 layer.
+//
+// Weights lie in panels of 32 columns, padded with zeros: [ceil(out / 32)][in][32]. A pair of panels at a time
+// meets up to MR rows in registers.
+#pragma once
+
+#include <algorithm>
+
+#include "elementwise.h"
+#include "simd.h"
+#include "threads.h"
+#include "tile.h"
+
+namespace {
+
+constexpr int PAIR = 2 * PANEL;  // columns that one pass over the rows takes
+constexpr long ROW_BLOCK = 192;  // rows whose activations stay in the second-level cache
+constexpr long K_BLOCK = 2048;   // inputs whose weights (of a pair) stay there
+
+inline long panels_of(long columns) { return (columns + PANEL - 1) / PANEL; }
+
+// What is done with the sums of a pair of panels, c [rows][PAIR]: they are written, or added to what is there.
+struct Plain {
+  static constexpr long UNIT = 1;  // panels that belong together
+  const float* scale;              // of columns, or null
+  const float* bias;               // or null
+  float* out;                      // [rows][columns]
+  long columns;
+  bool add;
+
+  long panels() const { return panels_of(columns); }
+
+  void operator()(const float* c, long first_row, long rows, long panel, long taken) const {
+    long first = panel * PANEL, width = std::min(taken * PANEL, columns - first);
+    for (long i = 0; i < rows; ++i)
+      for (long j = 0; j < width; j += W) {
+        long n = std::min<long>(W, width - j), column = first + j;
+        float* to = out + (first_row + i) * columns + column;
+        F v = load(c + i * PAIR + j);
+        if (scale) v *= load_part(scale + column, n);
+        if (bias) v += load_part(bias + column, n);
+        if (add) v = load_part(to, n) + v;
+        store_part(to, v, n);
+      }
+  }
+};
+
+// A feed-forward's gate and up, whose panels alternate: activation(gate) * up is written. Both activations are
+// gate * sigmoid(inner): SiLU, and the tanh form of GELU.
+struct Gated {
+  static constexpr long UNIT = 2;
+  const float* scale;  // of gate's columns, then up's, or null
+  const float* bias;   // likewise
+  float* out;          // [rows][columns]
+  long columns;
+  bool gelu;
+
+  long panels() const { return 2 * panels_of(columns); }
+
+  void operator()(const float* c, long first_row, long rows, long panel, long) const {
+    long first = panel / 2 * PANEL, width = std::min<long>(PANEL, columns - first);
+    for (long j = 0; j < width; j += W) {
+      long n = std::min<long>(W, width - j), column = first + j;
+      F one = splat(1.0f), zero{};
+      F gate_scale = scale ? load_part(scale + column, n) : one;
+      F up_scale = scale ? load_part(scale + columns + column, n) : one;
+      F gate_bias = bias ? load_part(bias + column, n) : zero;
+      F up_bias = bias ? load_part(bias + columns + column, n) : zero;
+      for (long i = 0; i < rows; ++i) {
+        F gate = load(c + i * PAIR + j) * gate_scale + gate_bias;
+        F up = load(c + i * PAIR + PANEL + j) * up_scale + up_bias;
+        F inner = gelu ? 1.59576912f * (gate + 0.044715f * gate * gate * gate) : gate;
+        store_part(out + (first_row + i) * columns + column, gate * sigmoid(inner) * up, n);
+      }
+    }
+  }
+};
+
+// A pass over a pair of panels also fetches a share of the next pair: memory works while registers do.
+inline int lines_of_pass(long pass, long passes) {
+  if (passes == 1) return 4;
+  if (passes < 4) return pass < 2 ? 2 : 0;
+  return pass < 4 ? 1 : 0;
+}
+
+// Calls part(row, rows, panel, taken, c) for blocks of rows and pairs of panels, of which `taken` are there; c has room
+// for [rows][PAIR]. The part calls the epilogue after each pass: few rows at a time, so that their way to memory overlaps
+// with the next pass.
+template <class Epilogue, class Part>
+void linear(long rows, long panel_bytes, const Epilogue& epilogue, const Part& part) {
+  constexpr long UNIT = Epilogue::UNIT;
+  long units = epilogue.panels() / UNIT, threads = pool.threads();
+  long blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+  // As many parts for each thread, of equal size; several where they are large, so that a slow thread holds
+  // none up.
+  long passes = (std::min(rows, ROW_BLOCK) + MR - 1) / MR;
+  long work = units * UNIT * panel_bytes * passes;
+  long parts = work < 65536 ? 1 : std::min(units, threads * std::clamp(work / (threads * 524288), 1L, 8L));
+  pool.run(parts * blocks, [&](long item) {
+    alignas(64) static thread_local float c[ROW_BLOCK * PAIR];
+    long block = item % blocks, index = item / blocks;
+    long first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+    long end = units * (index + 1) / parts * UNIT;
+    for (long panel = units * index / parts * UNIT; panel < end; panel += 2) {
+      part(first, count, panel, std::min(2L, end - panel), c);
+    }
+  });
+}
+
+// The inputs of a linear layer [rows][in], normed where it has a norm.
+struct Inputs {
+  const float* x;
+  long rows, in;
+  const float* norm;  // weights, or null
+  float eps;
+
+  const float* normed() const {
+    static thread_local Scratch<float> scratch;
+    if (!norm) return x;
+    float* to = scratch.get(rows * in);
+    split(rows, in * 4, [&](long begin, long end) {
+      for (long i = begin; i < end; ++i) norm_row(x + i * in, norm, eps, in, to + i * in);
+    });
+    return to;
+  }
+};
+
+template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w, const Epilogue& epilogue) {
+  const float* x = inputs.normed();
+  long in = inputs.in;
+  linear(inputs.rows, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
+    long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
+    const float* b = w + panel * in * PANEL;
+    const char* next = (const char*)(b + 2 * in * PANEL);
+    for (long k = 0; k < in; k += step)
+      for (long pass = 0; pass < passes; ++pass) {
+        long row = count * pass / passes, taken = count * (pass + 1) / passes - row, depth = std::min(step, in - k);
+        int lines = depth == in ? lines_of_pass(pass, passes) : 0;
+        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, c + row * PAIR, PAIR, k > 0,
+                 next + pass * in * lines * 64, lines}, taken, panels * PANEL);
+        if (k + depth == in) epilogue(c + row * PAIR, first + row, taken, panel, panels);
+      }
+  });
+}
+
+}  // namespace

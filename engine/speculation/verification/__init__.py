@@ -1,0 +1,1 @@
+"""Rules by which a target's pass accepts drafts: one file each."""
