@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from engine.speculation.stats import SpeculationStats
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended inside the engine."""
@@ -213,8 +215,23 @@ class SequenceFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What one pass of a speculating engine did for one sequence that decodes.
+
+    Attributes:
+        request_id: whose.
+        drafted: drafts that were verified; 0 where the pass had none for it.
+        accepted: those that were right; one token more came of the pass, unless the sequence ended before.
+    """
+
+    request_id: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one engine step produced."""
+    """What one engine step produced; `drafts` of all that decoded, where the engine speculates."""
 
     step: int
     tokens: tuple[TokenOutput, ...]
@@ -225,6 +242,7 @@ class StepOutput:
     batch_size: int
     num_tokens: int
     duration_s: float
+    drafts: tuple[DraftReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +269,8 @@ class EngineStats:
     tokens are counted when a prefill is done, generated ones when drawn: adopted sequences add none of
     the former, and not their first token. Of the preemptions, `swaps_total` moved the KV to host memory, in
     `swap_blocks_used` of `swap_blocks_total` blocks there; the others have it computed again.
-    `swapped_out_blocks_total` and `swapped_in_blocks_total` blocks were copied so far.
+    `swapped_out_blocks_total` and `swapped_in_blocks_total` blocks were copied so far. `speculation` is None
+    where the engine does not speculate.
     """
 
     running: int
@@ -271,6 +290,7 @@ class EngineStats:
     swap_blocks_used: int = 0
     swapped_out_blocks_total: int = 0
     swapped_in_blocks_total: int = 0
+    speculation: SpeculationStats | None = None
 
 
 class RequestTooLargeError(ValueError):

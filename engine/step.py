@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from engine.api import (
     CacheEvents,
+    DraftReport,
     FinishReason,
     KvReady,
     PrefillDone,
@@ -45,6 +46,7 @@ class StepRecorder:
         self._kv_ready: list[KvReady] = []
         self._prefills_done: list[PrefillDone] = []
         self._failures: list[SequenceFailure] = []
+        self._drafts: list[DraftReport] = []
 
     def begin(self) -> None:
         """Starts a step."""
@@ -54,6 +56,7 @@ class StepRecorder:
         self._kv_ready = []
         self._prefills_done = []
         self._failures = []
+        self._drafts = []
 
     def tokens(
         self,
@@ -101,6 +104,10 @@ class StepRecorder:
             )
         )
 
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A decode of a speculating engine ran, with so many drafts."""
+        self._drafts.append(DraftReport(sequence.request_id, drafted, accepted))
+
     def failed(self, sequence: Sequence, message: str) -> None:
         """The engine gives a sequence up."""
         self._failures.append(SequenceFailure(sequence.request_id, message))
@@ -117,4 +124,5 @@ class StepRecorder:
             batch_size=batch_size,
             num_tokens=num_tokens,
             duration_s=self._clock() - self._begin_s,
+            drafts=tuple(self._drafts),
         )
