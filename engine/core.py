@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -245,12 +246,13 @@ class LLMEngine:
         start_s, start_unix_ns = self._clock(), time.time_ns()
         result = self._runner.run(schedule)
         end_unix_ns = time.time_ns()
+        target_s = self._clock() - start_s
         failures, drawn_by_index = result.failures, result.drawn
         # Only a step that drew tokens has waited for the device, and only a sound one is typical.
         if drawn_by_index and not failures:
             decodes = schedule.num_decodes
             prompt_tokens = sum(schedule.counts[decodes:])
-            self._cost.observe(decodes, prompt_tokens, self._clock() - start_s)
+            self._cost.observe(decodes, prompt_tokens, target_s)
         went_on: list[tuple[int, EngineSequence, int]] = []
         for index, sequence in enumerate(schedule.sequences):
             if failures and (failure := failures.get(index)) is not None:
@@ -260,7 +262,8 @@ class LLMEngine:
             went_on.append((index, sequence, sequence.num_computed))
             sequence.grow(schedule.counts[index], drawn_by_index.get(index))
         if self._speculator is not None:
-            self._speculator.extend(schedule, result, went_on)
+            for outcome in self._speculator.extend(schedule, result, went_on, target_s):
+                self._recorder.verified(outcome.sequence, outcome.drafted, outcome.accepted)
         block_size = self._blocks.block_size
         for index, sequence, _ in went_on:
             sequence.recompute_last = False
@@ -280,7 +283,9 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
-        return engine_stats(self._blocks.pool, self._scheduler, self._recorder, self._swap)
+        stats = engine_stats(self._blocks.pool, self._scheduler, self._recorder, self._swap)
+        speculator = self._speculator
+        return stats if speculator is None else replace(stats, speculation=speculator.stats())
 
     def cached_block_hashes(self) -> list[bytes]:
         """Every block the prefix cache holds, parents before children: to publish anew after a loss."""

@@ -87,19 +87,20 @@ def assemble(config: WorkerConfig) -> Assembly:
     num_blocks = settings.num_blocks or blocks_in_budget(
         settings.kv_memory_bytes, bytes_per_block, num_groups
     )
-    pool = allocate_pool(
-        model.config, num_blocks, settings.block_size, dtype, settings.device, extra_layers
-    )
+    pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device, extra_layers)
     revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
-    speculator = make_speculator(model, pool, settings)
+    speculator = make_speculator(model, pool, settings) if config.decodes or extra_layers else None
     engine = LLMEngine(model, pool, settings, hasher, grammars, speculator=speculator)
     _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)
+    draft = draft_revision(settings.speculation) if extra_layers else ""
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
-        identity=_identity(config, model.config, revision, draft_revision(settings.speculation)),
+        identity=_identity(
+            config, model.config, revision, draft_revision(settings.speculation) if extra_layers else ""
+        ),
         layout=KvLayout(
             tensor_parallel_size=1,
             first_head=0,

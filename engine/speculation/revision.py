@@ -1,4 +1,4 @@
-"""Names the exact draft head whose KV lies in the blocks, so that two workers can tell whether it is the same."""
+"""Names the draft head whose KV lies in the blocks, so that two workers can tell whether it is the same."""
 
 from __future__ import annotations
 
