@@ -52,8 +52,8 @@ class LLMEngine:
 
     Args:
         model: the model, on the pool's device.
-        kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so it has
-            one block more than can be handed out.
+        kv: the pool, [blocks, layers of a group, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so
+            it has one block more than can be handed out.
         config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
@@ -88,14 +88,14 @@ class LLMEngine:
         self._limits = RequestLimits(model.config.vocab_size, self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
-        window = model.config.largest_window
+        windows = [group.window for group in model.config.layer_groups]
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
-            max_blocks=-(-self.max_model_len // config.block_size),
+            max_pages=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
             # A window as long as every context is none.
-            window=window if window < self.max_model_len else 0,
+            windows=[window if window < self.max_model_len else 0 for window in windows],
         )
         self._speculator = speculator
         self._clock = clock
@@ -111,6 +111,7 @@ class LLMEngine:
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             wanted_drafts=None if speculator is None else speculator.wanted,
+            reruns_last=speculator is not None and speculator.keeps_kv,
         )
         bounds = Bounds(model.config.eos_token_ids, self.max_model_len)
         self._runner = ModelRunner(
@@ -126,7 +127,7 @@ class LLMEngine:
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size, clock)
+        self._recorder = StepRecorder(config.block_size, self._blocks.num_groups, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -155,7 +156,7 @@ class LLMEngine:
         unread = self._scheduler.reserve(sequence)
         if unread is None:
             return None
-        context_blocks = self._blocks.blocks_for(request.num_context_tokens)
+        context_blocks = self._blocks.pages_for(request.num_context_tokens) * self._blocks.num_groups
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
@@ -221,7 +222,7 @@ class LLMEngine:
         schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
             self._run(schedule)
-        output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
+        output = recorder.end(self._blocks.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
         return output
@@ -256,7 +257,7 @@ class LLMEngine:
                 self._blocks.seal(sequence)
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs += result.prompt_logprobs.get(index, ())
-            if self._blocks.window:
+            if self._blocks.has_windows:
                 self._blocks.drop_behind_window(sequence)
             if sequence.hold:
                 self._recorder.kv_written(sequence, start_unix_ns, end_unix_ns)

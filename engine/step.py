@@ -19,7 +19,12 @@ from engine.sequence import Sequence
 
 
 class StepRecorder:
-    """Turns what happens to sequences within a step into its StepOutput. `clock` gives monotonic seconds.
+    """Turns what happens to sequences within a step into its StepOutput.
+
+    Args:
+        block_size: tokens of a page.
+        num_groups: blocks of a page.
+        clock: monotonic seconds.
 
     Attributes:
         prompt_tokens: of all finished prefills.
@@ -27,8 +32,9 @@ class StepRecorder:
         generated_tokens: tokens drawn, those of held prefills included, adopted ones not.
     """
 
-    def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
+    def __init__(self, block_size: int, num_groups: int, clock: Callable[[], float]) -> None:
         self._block_size = block_size
+        self._num_groups = num_groups
         self._clock = clock
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -72,7 +78,8 @@ class StepRecorder:
             num_tokens -= num_tokens % self._block_size
         end = -(-num_tokens // self._block_size)
         if end > sequence.num_announced:
-            blocks = tuple(sequence.blocks[sequence.num_announced : end])
+            groups = self._num_groups
+            blocks = tuple(sequence.blocks[sequence.num_announced * groups : end * groups])
             sequence.num_announced = end
             self._kv_ready.append(
                 KvReady(sequence.request_id, num_tokens, blocks, start_unix_ns, end_unix_ns)

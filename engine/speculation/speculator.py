@@ -46,6 +46,11 @@ class Speculator:
         """Features that are to be taken of every pass."""
         return self.drafter.points
 
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the drafter's KV lies in the blocks: then the feature before each new token is needed."""
+        return self.drafter.num_layers > 0
+
     def extend(
         self, schedule: Schedule, result: RunResult, went_on: Sequence[tuple[int, EngineSequence, int]]
     ) -> None:
