@@ -13,6 +13,7 @@ from engine.api import (
     BlockHasher,
     EngineRequest,
     EngineStats,
+    FinishReason,
     Reservation,
     StepOutput,
     TokenLogprobs,
@@ -339,7 +340,17 @@ class LLMEngine:
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
         for sequence, logprobs in adopted:
-            self._emit(sequence, sequence.token_ids[-1:], () if logprobs is None else (logprobs,))
+            rules = sequence.rules
+            reason = finish_reason(
+                rules.params,
+                sequence.token_ids[-1],
+                sequence.next_index - 1,
+                sequence.num_tokens,
+                self._eos_token_ids,
+                self.max_model_len,
+                rules.grammar_complete,
+            )
+            self._emit(sequence, sequence.token_ids[-1:], () if logprobs is None else (logprobs,), reason)
 
     def _took(self, sequence: EngineSequence, drawn: Verified) -> None:
         """Reports what a pass drew for a sequence."""
@@ -350,25 +361,17 @@ class LLMEngine:
             self._recorder.prefill_done(sequence, speculator.drafter.carried(sequence) if speculator else b"")
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
-        self._emit(sequence, drawn.token_ids, drawn.logprobs or ())
+        self._emit(sequence, drawn.token_ids, drawn.logprobs or (), drawn.finish_reason)
 
     def _emit(
-        self, sequence: EngineSequence, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+        self,
+        sequence: EngineSequence,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        reason: FinishReason | None,
     ) -> None:
-        """Reports a sequence's last tokens and ends it if the very last does; not a held one."""
-        num_tokens = len(sequence.token_ids)
-        index = num_tokens - sequence.num_prompt - len(token_ids)
-        rules = sequence.rules
-        # Drawing stops at a token that ends its sequence, so none before the last does.
-        reason = finish_reason(
-            rules.params,
-            token_ids[-1],
-            index + len(token_ids) - 1,
-            num_tokens,
-            self._eos_token_ids,
-            self.max_model_len,
-            rules.matcher is not None and rules.matcher.is_complete,
-        )
+        """Reports a sequence's last tokens and ends it where there is a reason; not a held one."""
+        index = sequence.next_index - len(token_ids)
         self._recorder.tokens(sequence, index, token_ids, reason, logprobs)
         if reason is not None and not sequence.hold:
             self._end(sequence)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import zip_longest
+from collections.abc import Callable, Collection
+from itertools import repeat
 
 from engine.api import (
     CacheEvents,
@@ -62,16 +62,17 @@ class StepRecorder:
         self,
         sequence: Sequence,
         index: int,
-        token_ids: Iterable[int],
+        token_ids: Collection[int],
         reason: FinishReason | None,
-        logprobs: Iterable[TokenLogprobs],
+        logprobs: Collection[TokenLogprobs],
     ) -> None:
         """Tokens of the answer, the first of them at `index`; `reason` is the last one's."""
-        name = sequence.request_id
-        for place, (token_id, report) in enumerate(zip_longest(token_ids, logprobs), index):
-            self._tokens.append(TokenOutput(name, place, token_id, None, report))
-        if reason is not None:
-            self._tokens[-1] = self._tokens[-1]._replace(finish_reason=reason)
+        name, last = sequence.request_id, index + len(token_ids) - 1
+        for place, (token_id, report) in enumerate(
+            zip(token_ids, logprobs or repeat(None), strict=False), index
+        ):
+            own = reason if place == last else None
+            self._tokens.append(TokenOutput(name, place, token_id, own, report))
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""
