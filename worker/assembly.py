@@ -98,9 +98,7 @@ def assemble(config: WorkerConfig) -> Assembly:
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
-        identity=_identity(
-            config, model.config, revision, draft_revision(settings.speculation) if extra_layers else ""
-        ),
+        identity=_identity(config, model.config, revision, draft),
         layout=KvLayout(
             tensor_parallel_size=1,
             first_head=0,

@@ -84,11 +84,12 @@ def measure(
     Sizes whose passes would outlast what is left of the budget are left out, the largest first.
     """
     sizes = [size for size in SIZES if size <= max(1, most)]
+    groups = len(model.config.layer_groups)
     end_s = clock() + budget_s
     least: dict[int, float] = {}
     with torch.inference_mode():
         # Buffers are allocated and pages touched: that is no cost of a pass.
-        model.forward(_pass(1, kv), kv)
+        model.forward(_pass(1, groups, kv), kv)
         for _ in range(_ROUNDS):
             for size in sizes:
                 nearest = max((known for known in least if known <= size), default=None)
@@ -96,7 +97,7 @@ def measure(
                 if least and clock() + least.get(size, expected_s) > end_s:
                     break
                 begin_s = clock()
-                model.forward(_pass(size, kv), kv)
+                model.forward(_pass(size, groups, kv), kv)
                 _wait_for(kv)
                 seconds = max(clock() - begin_s, 1e-9)
                 least[size] = min(seconds, least.get(size, seconds))
@@ -104,17 +105,17 @@ def measure(
     return tuple(sorted(least.items()))
 
 
-def _pass(size: int, kv: torch.Tensor) -> ForwardBatch:
-    """One sequence of `size` tokens, all of whose KV goes to the scratch block."""
+def _pass(size: int, groups: int, kv: torch.Tensor) -> ForwardBatch:
+    """One sequence of `size` tokens, all of whose KV goes to the scratch block, in all layer groups."""
     block_size = kv.shape[4]
     tokens = torch.arange(size, device=kv.device)
     return ForwardBatch(
         token_ids=torch.zeros_like(tokens),
         positions=tokens,
-        slots=SCRATCH_BLOCK * block_size + tokens % block_size,
+        slots=(SCRATCH_BLOCK * block_size + tokens % block_size).repeat(groups, 1),
         query_starts=(0, size),
         context_lens=(size,),
-        block_tables=torch.full((1, -(-size // block_size)), SCRATCH_BLOCK, device=kv.device),
+        block_tables=torch.full((groups, 1, -(-size // block_size)), SCRATCH_BLOCK, device=kv.device),
         logits_rows=tokens,
     )
 
