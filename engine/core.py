@@ -110,6 +110,7 @@ class LLMEngine:
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             wanted_drafts=None if speculator is None else speculator.wanted,
+            reruns_last=speculator is not None and speculator.keeps_kv,
         )
         bounds = Bounds(model.config.eos_token_ids, self.max_model_len)
         self._runner = ModelRunner(

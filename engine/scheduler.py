@@ -47,6 +47,8 @@ class Scheduler:
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
         wanted_drafts: says how many drafts each decode is to have; None where none speculates.
+        reruns_last: whether a context whose first tokens have their KV begins with the last of these, for the
+            feature that a drafter reads of it.
 
     Attributes:
         asking: sequences that a reservation found no room for, by rank.
@@ -66,6 +68,7 @@ class Scheduler:
         max_running: int,
         prefill_chunk: int,
         wanted_drafts: Callable[[Iterable[Sequence]], Iterable[int]] | None = None,
+        reruns_last: bool = False,
     ) -> None:
         for name, value in (
             ("max_batched_tokens", max_batched_tokens),
@@ -81,6 +84,7 @@ class Scheduler:
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._wanted_drafts = wanted_drafts
+        self._reruns_last = reruns_last
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -277,6 +281,9 @@ class Scheduler:
             sequence.cached_tokens = sequence.num_computed
         else:
             sequence.cached_tokens = min(sequence.cached_tokens, sequence.num_computed)
+        if self._reruns_last and sequence.num_computed and not sequence.recompute_last:
+            sequence.recompute_last = True
+            sequence.num_computed -= 1
         return True
 
     def _allocate(self, sequence: Sequence, spare: int) -> int | None:

@@ -41,8 +41,8 @@ class Sequence:
         token_ids: prompt, resumed and generated tokens. The KV of the last generated one is not written
             until the next step.
         num_computed: leading tokens whose KV is written.
-        recompute_last: the KV of token `num_computed` lies in a shared block already; the next step
-            computes it again for its logits alone and must not store it.
+        recompute_last: the KV of token `num_computed` is there already, perhaps in a shared block; the next
+            step computes it again for its logits or features alone and must not store it.
         blocks: physical blocks, page by page (see `engine.kv.block_manager`); mirrored in the row `row` of
             the block tables.
         block_hashes: names of the leading full pages, as far as anybody has asked for them.

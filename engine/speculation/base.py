@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.tree import DraftTree
@@ -65,7 +65,7 @@ class Target:
         max_model_len: most tokens of prompt and answer together.
     """
 
-    model: CausalLM
+    model: DraftedLM
     kv: torch.Tensor
     settings: EngineConfig
     max_model_len: int

@@ -1,4 +1,8 @@
-"""Finds draft methods: any module in drafters/ that defines `create(config, target) -> Drafter`."""
+"""Finds draft methods: any module in drafters/ that defines `create(config, target) -> Drafter`.
+
+One that keeps KV in the model's blocks also defines `layers(config, model) -> int`, for the pool is there
+before the drafter is.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 
+from engine.models.config import ModelConfig
 from engine.speculation import drafters
 from engine.speculation.base import Drafter, Target
 from engine.speculation.config import SpeculationConfig
@@ -15,13 +21,22 @@ NONE = "none"
 
 
 @cache
-def methods() -> dict[str, Callable[[SpeculationConfig, Target], Drafter]]:
-    """File name -> constructor of every draft method."""
+def methods() -> dict[str, ModuleType]:
+    """File name -> module of every draft method."""
     modules = {
         module.name: importlib.import_module(f"{drafters.__name__}.{module.name}")
         for module in pkgutil.iter_modules(drafters.__path__)
     }
-    return {name: module.create for name, module in sorted(modules.items()) if hasattr(module, "create")}
+    return {name: module for name, module in sorted(modules.items()) if hasattr(module, "create")}
+
+
+def draft_layers(config: SpeculationConfig, model: ModelConfig) -> int:
+    """Layers that the pool of a model needs behind the model's own. Raises as `create_drafter`."""
+    if config.method == NONE:
+        return 0
+    layers: Callable[[SpeculationConfig, ModelConfig], int] | None
+    layers = getattr(_module(config), "layers", None)
+    return 0 if layers is None else layers(config, model)
 
 
 def create_drafter(config: SpeculationConfig, target: Target) -> Drafter | None:
@@ -34,6 +49,11 @@ def create_drafter(config: SpeculationConfig, target: Target) -> Drafter | None:
     """
     if config.method == NONE:
         return None
+    drafter: Drafter = _module(config).create(config, target)
+    return drafter
+
+
+def _module(config: SpeculationConfig) -> ModuleType:
     if config.method not in methods():
         raise ValueError(f"method is {config.method!r}, but must be one of {', '.join((NONE, *methods()))}")
-    return methods()[config.method](config, target)
+    return methods()[config.method]

@@ -38,13 +38,23 @@ class Speculator:
         trees = self.drafter.propose(
             [schedule.sequences[place] for place in places], [schedule.lookahead[place] for place in places]
         )
+        decodes = schedule.sequences[: schedule.num_decodes]
+        drafted = [0] * len(decodes)
         for place, tree in zip(places, trees, strict=True):
-            schedule.attach(place, tree)
+            drafted[place] = 0 if tree is None else tree.num_nodes - 1
+        kept = self._planner.kept(decodes, schedule.lookahead, drafted)
+        for place, tree in zip(places, trees, strict=True):
+            schedule.attach(place, None if tree is None else tree.first(kept[place]))
 
     @property
     def points(self) -> FeaturePoints | None:
         """Features that are to be taken of every pass."""
         return self.drafter.points
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the drafter's KV lies in the blocks: then the feature before each new token is needed."""
+        return self.drafter.num_layers > 0
 
     def extend(
         self, schedule: Schedule, result: RunResult, went_on: Sequence[tuple[int, EngineSequence, int]]

@@ -13,12 +13,20 @@ import torch
 from engine.api import EngineRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.core import LLMEngine
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.speculation.base import Target
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.registry import create_drafter, methods
 from tests.engine.digest_model import run_all
+from tests.support.eagle_heads import (
+    HeadShape,
+    flat_config,
+    layers_config,
+    make_eagle1,
+    make_eagle3,
+    write_head,
+)
 from tests.support.engines import engine_over
 from tests.support.speculation import speculating
 from tests.support.tiny_models import tiny_llama
@@ -28,15 +36,28 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
     "chain": ({"num_speculative_tokens": 4}, 4),
     "longer_than_asked": ({"num_speculative_tokens": 8}, 2),
     "one": ({"num_speculative_tokens": 1}, 8),
+    "tree": ({"num_speculative_tokens": 4, "eagle_topk": 3, "num_draft_tokens": 12}, 11),
 }
-# What a method needs beside the shape.
-NEEDS: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_min": 1}, "suffix": {}}
+Needs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+def model(tmp_path_factory: pytest.TempPathFactory) -> DraftedLM:
     torch.set_num_threads(1)
     return load_model(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
+    """What a method needs beside the shape."""
+    folder, shape = tmp_path_factory.mktemp("heads"), HeadShape(model.config, draft_vocab=200)
+    whole = replace(shape, draft_vocab=0)
+    return {
+        "eagle": {"model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole))},
+        "eagle3": {"model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape))},
+        "ngram": {"prompt_lookup_min": 1},
+        "suffix": {},
+    }
 
 
 @pytest.fixture(params=methods())
@@ -44,9 +65,14 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def config_of(method: str, shape: str = "chain") -> SpeculationConfig:
-    assert method in NEEDS, "say what the method needs"
-    return SpeculationConfig(method=method, **SHAPES[shape][0], **NEEDS[method])
+# Methods that draft chains alone, and refuse to be asked for trees.
+CHAINS = ("ngram",)
+SHAPED = [(each, shape) for each in methods() for shape in SHAPES if each not in CHAINS or shape != "tree"]
+
+
+def config_of(method: str, needs: Needs, shape: str = "chain") -> SpeculationConfig:
+    assert method in needs, "say what the method needs"
+    return SpeculationConfig(method=method, **SHAPES[shape][0], **needs[method])
 
 
 def requests(count: int = 12, **changes: Any) -> list[EngineRequest]:
@@ -72,22 +98,24 @@ def answers_of(engine: LLMEngine, asked: list[EngineRequest]) -> dict[str, Any]:
     return {request.request_id: answers.of(request.request_id) for request in asked}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_answers_are_those_without_drafts(method: str, shape: str, model: CausalLM) -> None:
+@pytest.mark.parametrize(("method", "shape"), SHAPED)
+def test_answers_are_those_without_drafts(method: str, needs: Needs, shape: str, model: DraftedLM) -> None:
     """Greedy and drawn, in one batch, over chunked prompts and shared prefixes; every proposal is checked."""
     plain, _ = engine_over(model)
-    asked = requests()
+    # Where few tokens are allowed, what came before had several followers.
+    asked = requests(allowed_token_ids=frozenset(range(5)) if shape == "tree" else frozenset())
     expected = answers_of(plain, asked)
     settings = {"prefill_chunk": 16, "max_batched_tokens": 48}
-    engine, watched = speculating(model, config_of(method, shape), SHAPES[shape][1], **settings)
+    engine, watched = speculating(model, config_of(method, needs, shape), SHAPES[shape][1], **settings)
     assert answers_of(engine, asked) == expected
     assert watched.proposed, "nothing was ever guessed"
+    assert (watched.branched > 0) == (shape == "tree")
     # Again, with prefixes in the cache, and what was answered known.
     again = [replace(request, request_id=request.request_id + "again") for request in asked]
     assert list(answers_of(engine, again).values()) == list(expected.values())
 
 
-def test_penalties_bias_and_log_probabilities_hold(method: str, model: CausalLM) -> None:
+def test_penalties_bias_and_log_probabilities_hold(method: str, needs: Needs, model: DraftedLM) -> None:
     changes = {
         "frequency_penalty": 0.4,
         "logit_bias": ((7, 2.0),),
@@ -96,20 +124,20 @@ def test_penalties_bias_and_log_probabilities_hold(method: str, model: CausalLM)
     }
     asked = requests(6, **changes)
     plain, _ = engine_over(model)
-    engine, _ = speculating(model, config_of(method), 4)
+    engine, _ = speculating(model, config_of(method, needs), 4)
     assert answers_of(engine, asked) == answers_of(plain, asked)
 
 
 @pytest.mark.parametrize("swap_memory_bytes", [0, 1 << 22])
 def test_preemptions_are_survived_and_nothing_is_kept(
-    method: str, model: CausalLM, swap_memory_bytes: int
+    method: str, needs: Needs, model: DraftedLM, swap_memory_bytes: int
 ) -> None:
     """A pool that does not hold the batch; a sequence that is cancelled halfway."""
     plain, _ = engine_over(model)
     asked = requests()
     expected = answers_of(plain, asked)
     settings = {"num_blocks": 14, "block_size": 8, "swap_memory_bytes": swap_memory_bytes}
-    engine, watched = speculating(model, config_of(method), 4, **settings)
+    engine, watched = speculating(model, config_of(method, needs), 4, **settings)
     engine.submit(replace(asked[0], request_id="cancelled"))
     for _ in range(5):
         engine.step()
@@ -122,8 +150,10 @@ def test_preemptions_are_survived_and_nothing_is_kept(
 
 
 @pytest.mark.parametrize("count", [0, 64])
-def test_a_depth_out_of_bounds_is_refused_by_name(method: str, model: CausalLM, count: int) -> None:
-    config = replace(config_of(method), num_speculative_tokens=count)
+def test_a_depth_out_of_bounds_is_refused_by_name(
+    method: str, needs: Needs, model: DraftedLM, count: int
+) -> None:
+    config = replace(config_of(method, needs), num_speculative_tokens=count)
     target = Target(model, torch.empty(0), EngineConfig(Path("unused")), 100)
     message = f"num_speculative_tokens is {count}, but must be from 1 to 63"
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import torch
 
 from engine.api import EngineRequest, SamplingParams
 from engine.kv.storage import allocate_pool
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
 from engine.models.layer_groups import layers_per_block
@@ -52,7 +52,7 @@ class Drafting:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: DraftedLM,
         head: EagleHead,
         shape: DraftShape,
         block_size: int = 4,
@@ -198,7 +198,7 @@ class Drafting:
         )
 
 
-def features_of(model: CausalLM, points: FeaturePoints, tokens: Sequence[int]) -> torch.Tensor:
+def features_of(model: DraftedLM, points: FeaturePoints, tokens: Sequence[int]) -> torch.Tensor:
     """The model's features of all tokens, computed in one pass over a pool of its own."""
     blocks = torch.arange(1, len(model.config.layer_groups) + 1)[:, None]
     kv = allocate_pool(model.config, 2 * len(blocks), len(tokens), torch.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.speculation.eagle.config import Generation
 from engine.speculation.eagle.head import EagleHead
@@ -29,7 +29,7 @@ def permutation(seed: int = 0) -> torch.Tensor:
     return torch.eye(VOCAB)[order].T
 
 
-def markov_model(folder: Path) -> CausalLM:
+def markov_model(folder: Path) -> DraftedLM:
     """The model."""
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -41,6 +41,8 @@ def markov_model(folder: Path) -> CausalLM:
         max_position_embeddings=512,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -53,7 +55,7 @@ def markov_model(folder: Path) -> CausalLM:
     return load_model(folder, ops="torch", attention_backend="sdpa")
 
 
-def knowing_head(folder: Path, model: CausalLM) -> EagleHead:
+def knowing_head(folder: Path, model: DraftedLM) -> EagleHead:
     """The head."""
     shape = HeadShape(model.config, inner=VOCAB, entering=(1, 2, 3))
     tensors = make_eagle3(shape)

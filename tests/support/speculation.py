@@ -11,13 +11,13 @@ import torch
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Target, TargetPass
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.planner import FixedPlanner
-from engine.speculation.registry import create_drafter
+from engine.speculation.registry import create_drafter, draft_layers
 from engine.speculation.speculator import Speculator
 from engine.speculation.tree import DraftTree
 from prefix_index.hashing import ChainHasher
@@ -28,7 +28,7 @@ class Watched:
 
     Attributes:
         proposed: drafts so far.
-        passes: of sequences that had drafts.
+        branched: trees of these that were no chains.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, depth: int) -> None:
@@ -40,7 +40,7 @@ class Watched:
         self.num_layers = drafter.num_layers
         self.max_drafts = drafter.max_drafts
         self.proposed = 0
-        self.passes = 0
+        self.branched = 0
 
     def propose(
         self, sequences: Sequence[EngineSequence], counts: Sequence[int]
@@ -57,7 +57,7 @@ class Watched:
                 assert (tree.token_ids, tree.parents) == (other.token_ids, other.parents), "not a function"
                 self._check(tree, count)
                 self.proposed += len(tree.token_ids)
-                self.passes += 1
+                self.branched += not tree.is_chain
         self._state_types |= {type(sequence.draft_state) for sequence in sequences} - {type(None)}
         return trees
 
@@ -84,7 +84,7 @@ class Watched:
 
 
 def speculating(
-    model: CausalLM,
+    model: DraftedLM,
     speculation: SpeculationConfig,
     drafts: int,
     *,
@@ -99,7 +99,8 @@ def speculating(
         speculation=speculation,
         **settings,  # type: ignore[arg-type]
     )
-    pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32)
+    layers = draft_layers(speculation, model.config)
+    pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32, draft_layers=layers)
     target = Target(
         model, pool, config, min(model.config.max_position_embeddings, num_blocks * config.block_size)
     )

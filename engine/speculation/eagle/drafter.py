@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.models.batch import ForwardBatch
+from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Extent, TargetPass
 from engine.speculation.eagle.guesses import guess, likeliest
@@ -54,8 +55,10 @@ class EagleDrafter:
     def __init__(self, head: EagleHead, kv: torch.Tensor, shape: DraftShape) -> None:
         layers = head.config.layers.num_layers
         if kv.shape[1] < head.first_layer + layers:
-            raise ValueError(f"the pool has {kv.shape[1]} layers, where model and head need more")
-        self.points = head.config.points
+            raise ValueError(
+                f"the pool has {kv.shape[1]} layers, where model and head need {head.first_layer + layers}"
+            )
+        self.points: FeaturePoints | None = head.config.points
         self.num_layers = layers
         self.max_drafts = shape.depth if shape.width == 1 else shape.size
         self._head = head
@@ -137,7 +140,7 @@ class EagleDrafter:
         Raises:
             ValueError: a feature of another shape or type.
         """
-        own = self.points.width(self._head.config.target_hidden_size)
+        own = self._head.config.points.width(self._head.config.target_hidden_size)
         if feature.shape != (own,) or feature.dtype != self._kv.dtype:
             raise ValueError(
                 f"a feature of {list(feature.shape)} {feature.dtype}, where [{own}] {self._kv.dtype} is read"

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.models.base import DraftedLM
+from engine.models.config import ModelConfig
+from engine.ops.cpu.ops import CpuOps
 from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
+from engine.speculation.base import Drafter, Target
+from engine.speculation.config import SpeculationConfig
 from engine.speculation.eagle.config import Generation, read_eagle_config
+from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.weights import load_weights
+from engine.speculation.settings import check_tree, max_drafts
+
+_COUPLED = "coupled"
 
 
 def load_head(
@@ -40,3 +48,46 @@ def load_head(
     shared = model.shared()
     weights = load_weights(folder, config, shared, store)
     return EagleHead(config, weights, shared, model.config, attention_backend)
+
+
+def eagle_layers(config: SpeculationConfig, model: ModelConfig, generation: Generation) -> int:
+    """Layers that the pool needs behind the model's own. Raises as `create_eagle`."""
+    return read_eagle_config(_folder(config), generation, model).layers.num_layers
+
+
+def create_eagle(config: SpeculationConfig, target: Target, generation: Generation) -> Drafter:
+    """Loads a head and makes its drafter.
+
+    Where the CPU kernels compute, weights of the head are int8 even if the model's are not: they are read for
+    each draft, and what they guess is verified anyway.
+
+    Raises:
+        ValueError: settings out of bounds, or none that names the head's folder.
+        ModelError: as `load_head`.
+    """
+    check_tree(config)
+    settings, model = target.settings, target.model
+    quantization = settings.quantization
+    if quantization == PLAIN and isinstance(model.shared().ops, CpuOps):
+        quantization = "int8"
+    head = load_head(
+        _folder(config),
+        generation,
+        model,
+        quantization=quantization,
+        attention_backend=settings.attention_backend,
+        context_length=target.max_model_len,
+    )
+    shape = DraftShape(
+        depth=config.num_speculative_tokens,
+        width=config.eagle_topk,
+        size=max_drafts(config),
+        coupled=config.verification == _COUPLED,
+    )
+    return EagleDrafter(head, target.kv, shape)
+
+
+def _folder(config: SpeculationConfig) -> Path:
+    if config.model is None:
+        raise ValueError(f"model must name the folder of a head for method {config.method!r}")
+    return config.model

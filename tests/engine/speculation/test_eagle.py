@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.eagle.config import Generation
@@ -49,11 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(folder: Path) -> CausalLM:
+def target(folder: Path) -> DraftedLM:
     return load_model(folder, ops="torch", attention_backend="sdpa")
 
 
-def dense(model: CausalLM, shape: HeadShape, tensors: dict[str, torch.Tensor], head: EagleHead) -> DenseHead:
+def dense(model: DraftedLM, shape: HeadShape, tensors: dict[str, torch.Tensor], head: EagleHead) -> DenseHead:
     shared = model.shared()
     own = tensors.get("embed_tokens.weight", shared.embedding)
     # The tiny model ties its LM head to its embedding.
@@ -61,7 +61,7 @@ def dense(model: CausalLM, shape: HeadShape, tensors: dict[str, torch.Tensor], h
 
 
 def third(
-    model: CausalLM, folder: Path, backend: str = "sdpa", **settings: object
+    model: DraftedLM, folder: Path, backend: str = "sdpa", **settings: object
 ) -> tuple[EagleHead, DenseHead]:
     shape = HeadShape(model.config, **settings)
     tensors = make_eagle3(shape)
@@ -170,7 +170,7 @@ def test_a_head_beside_several_layer_groups(tmp_path: Path, shape: DraftShape) -
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("settings", SHAPES.values(), ids=SHAPES.keys())
 def test_equals_the_dense_head(
-    target: CausalLM, tmp_path: Path, settings: dict[str, object], block_size: int
+    target: DraftedLM, tmp_path: Path, settings: dict[str, object], block_size: int
 ) -> None:
     """Over chunks, drafts that are right and wrong, and sequences side by side."""
     head, reference = third(target, tmp_path, **settings)
@@ -189,7 +189,7 @@ def test_equals_the_dense_head(
             check(drafting, reference, sequence)
 
 
-def test_first_generation_equals_the_dense_head(target: CausalLM, tmp_path: Path) -> None:
+def test_first_generation_equals_the_dense_head(target: DraftedLM, tmp_path: Path) -> None:
     shape = HeadShape(target.config, num_layers=2)
     tensors = make_eagle1(shape)
     write_head(tmp_path, layers_config(shape), tensors, pickled=True)
@@ -209,7 +209,7 @@ def test_first_generation_equals_the_dense_head(target: CausalLM, tmp_path: Path
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("settings", [SHAPES["plain"], SHAPES["two layers"]], ids=["plain", "two layers"])
 def test_trees_are_those_of_the_paper(
-    target: CausalLM, tmp_path: Path, settings: dict[str, object], block_size: int
+    target: DraftedLM, tmp_path: Path, settings: dict[str, object], block_size: int
 ) -> None:
     head, reference = third(target, tmp_path, draft_vocab=90, **settings)
     shape = DraftShape(depth=4, width=3, size=12, coupled=True)
@@ -227,7 +227,7 @@ def test_trees_are_those_of_the_paper(
             check(drafting, reference, sequence)
 
 
-def test_a_tree_has_at_most_what_is_wanted_and_what_fits(target: CausalLM, tmp_path: Path) -> None:
+def test_a_tree_has_at_most_what_is_wanted_and_what_fits(target: DraftedLM, tmp_path: Path) -> None:
     """The best of fewer; and where blocks are short no node is expanded that has no slot."""
     head, reference = third(target, tmp_path)
     shape = DraftShape(depth=3, width=4, size=20, coupled=True)
@@ -245,7 +245,7 @@ def test_a_tree_has_at_most_what_is_wanted_and_what_fits(target: CausalLM, tmp_p
         assert paths_of(tree) == wanted
 
 
-def greedy(model: CausalLM, head: EagleHead, tokens: list[int], count: int, **kinds: object) -> list[int]:
+def greedy(model: DraftedLM, head: EagleHead, tokens: list[int], count: int, **kinds: object) -> list[int]:
     """Without drafts."""
     drafting = Drafting(model, head, CHAIN, **kinds)
     sequence = drafting.start(tokens)
@@ -258,7 +258,7 @@ def greedy(model: CausalLM, head: EagleHead, tokens: list[int], count: int, **ki
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_tokens_are_those_without_drafts(
-    target: CausalLM, tmp_path: Path, shape: DraftShape, block_size: int
+    target: DraftedLM, tmp_path: Path, shape: DraftShape, block_size: int
 ) -> None:
     head, _ = third(target, tmp_path)
     prompts = [prompt(length, length) for length in (6, 70, 1)]
@@ -297,7 +297,7 @@ def test_on_the_cpus_own_kernels(folder: Path, tmp_path: Path, shape: DraftShape
                     assert paths_of(tree) == expected_tree(drafting, reference, tokens, shape)
 
 
-def test_contexts_beyond_the_heads_own_limit(target: CausalLM, tmp_path: Path) -> None:
+def test_contexts_beyond_the_heads_own_limit(target: DraftedLM, tmp_path: Path) -> None:
     """Heads are published with far shorter limits than their models have; rotary angles know none."""
     head, reference = third(target, tmp_path)
     assert head.config.layers.max_position_embeddings == 64

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.eagle.drafter import DraftShape
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(folder: Path) -> CausalLM:
+def target(folder: Path) -> DraftedLM:
     return load_model(folder, ops="torch", attention_backend="sdpa")
 
 
@@ -63,7 +63,7 @@ def test_a_head_that_knows_is_always_right(tmp_path: Path, shape: DraftShape) ->
     assert drafting.accepted == [shape.depth] * 18
 
 
-def test_prefix_hits_bring_their_entries(target: CausalLM, tmp_path: Path) -> None:
+def test_prefix_hits_bring_their_entries(target: DraftedLM, tmp_path: Path) -> None:
     head, reference = third(target, tmp_path)
     drafting = Drafting(target, head, CHAIN, BLOCK, unset=7.0)
     first = drafting.start(prompt(14))
@@ -77,7 +77,7 @@ def test_prefix_hits_bring_their_entries(target: CausalLM, tmp_path: Path) -> No
         check(drafting, reference, sequence)
 
 
-def test_a_lost_feature_begins_a_history(target: CausalLM, tmp_path: Path) -> None:
+def test_a_lost_feature_begins_a_history(target: DraftedLM, tmp_path: Path) -> None:
     """Entries are there from the next token on, and a hit of these blocks knows."""
     head, reference = third(target, tmp_path)
     drafting = Drafting(target, head, CHAIN, BLOCK, unset=7.0)
@@ -107,7 +107,7 @@ def test_a_lost_feature_begins_a_history(target: CausalLM, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("length", [7, 8, 9])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_another_worker_drafts_on(target: CausalLM, tmp_path: Path, shape: DraftShape, length: int) -> None:
+def test_another_worker_drafts_on(target: DraftedLM, tmp_path: Path, shape: DraftShape, length: int) -> None:
     """With the blocks of the context and one feature it proposes what the first worker would have."""
     head, _ = third(target, tmp_path)
     here, there = (Drafting(target, head, shape, BLOCK, unset=7.0) for _ in range(2))
@@ -136,7 +136,7 @@ def test_another_worker_drafts_on(target: CausalLM, tmp_path: Path, shape: Draft
         there.drafter.adopt(sequence, feature[:64])
 
 
-def test_kv_of_a_worker_without_a_head(target: CausalLM, tmp_path: Path) -> None:
+def test_kv_of_a_worker_without_a_head(target: DraftedLM, tmp_path: Path) -> None:
     """Drafting begins with what is computed here; hits of such blocks know that they have no entries."""
     head, reference = third(target, tmp_path)
     drafting = Drafting(target, head, CHAIN, BLOCK, unset=math.nan)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.features import FeaturePoints
 from engine.models.loader import load_model
@@ -40,11 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(folder: Path) -> CausalLM:
+def target(folder: Path) -> DraftedLM:
     return load_model(folder, ops="torch", attention_backend="sdpa")
 
 
-def read(folder: Path, target: CausalLM, config: Config, third: bool = True) -> EagleConfig:
+def read(folder: Path, target: DraftedLM, config: Config, third: bool = True) -> EagleConfig:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return read_eagle_config(folder, Generation.THREE if third else Generation.ONE, target.config)
@@ -52,7 +52,7 @@ def read(folder: Path, target: CausalLM, config: Config, third: bool = True) -> 
 
 @pytest.mark.parametrize("points", [(0, 4, 7), (2, 3, 4)], ids=str)
 def test_features_are_transformers_hidden_states(
-    folder: Path, target: CausalLM, points: tuple[int, ...]
+    folder: Path, target: DraftedLM, points: tuple[int, ...]
 ) -> None:
     """Those that enter a layer; for the number of layers what leaves the last one, before the final norm."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -69,7 +69,7 @@ def test_features_are_transformers_hidden_states(
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_that_features_enter(target: CausalLM, tmp_path: Path) -> None:
+def test_layers_that_features_enter(target: DraftedLM, tmp_path: Path) -> None:
     """A head that reads the wrong ones drafts badly, and nothing else tells."""
     shape = HeadShape(target.config, entering=None)
     ids = "eagle_aux_hidden_state_layer_ids"
@@ -119,21 +119,21 @@ def test_layers_that_features_enter(target: CausalLM, tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_is_not_computed_is_refused(
-    target: CausalLM, tmp_path: Path, change: Config, message: str
+    target: DraftedLM, tmp_path: Path, change: Config, message: str
 ) -> None:
     config = {**flat_config(HeadShape(target.config)), **change}
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         read(tmp_path, target, config)
 
 
-def test_what_speculators_leave_out_is_not_guessed(target: CausalLM, tmp_path: Path) -> None:
+def test_what_speculators_leave_out_is_not_guessed(target: DraftedLM, tmp_path: Path) -> None:
     config = speculators_config(HeadShape(target.config))
     del config["norm_before_residual"]
     with pytest.raises(CheckpointError, match="norm_before_residual is missing"):
         read(tmp_path, target, config)
 
 
-def test_generations_are_told_apart(target: CausalLM, tmp_path: Path) -> None:
+def test_generations_are_told_apart(target: DraftedLM, tmp_path: Path) -> None:
     shape = HeadShape(target.config)
     for config in (flat_config(shape), speculators_config(shape)):
         with pytest.raises(UnsupportedModelError, match="EAGLE-3 is method 'eagle3'"):
@@ -145,7 +145,7 @@ def test_generations_are_told_apart(target: CausalLM, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("middle", ["midlayer.", "layers.0."])
-def test_layouts_hold_the_same_head(target: CausalLM, tmp_path: Path, middle: str, pickled: bool) -> None:
+def test_layouts_hold_the_same_head(target: DraftedLM, tmp_path: Path, middle: str, pickled: bool) -> None:
     shape = HeadShape(target.config, draft_vocab=77, attention_bias=True)
     tensors = make_eagle3(shape, middle)
     write_head(tmp_path, flat_config(shape), tensors, pickled)
@@ -158,7 +158,7 @@ def test_layouts_hold_the_same_head(target: CausalLM, tmp_path: Path, middle: st
     torch.testing.assert_close(head.logits(outputs), wanted)
 
 
-def test_first_generation_may_have_no_bias(target: CausalLM, tmp_path: Path) -> None:
+def test_first_generation_may_have_no_bias(target: DraftedLM, tmp_path: Path) -> None:
     shape = HeadShape(target.config)
     write_head(tmp_path, {**layers_config(shape), "bias": False}, make_eagle1(shape, bias=False))
     load_head(tmp_path, Generation.ONE, target, attention_backend="sdpa")
@@ -208,7 +208,7 @@ def offset(index: int, value: int) -> Callable[[Tensors], None]:
     ids=range(13),
 )
 def test_weights_that_do_not_fit(
-    target: CausalLM, tmp_path: Path, change: Callable[[Tensors], None], message: str
+    target: DraftedLM, tmp_path: Path, change: Callable[[Tensors], None], message: str
 ) -> None:
     shape = HeadShape(target.config, draft_vocab=77)
     tensors = make_eagle3(shape)
@@ -218,7 +218,7 @@ def test_weights_that_do_not_fit(
         load_head(tmp_path, Generation.THREE, target, attention_backend="sdpa")
 
 
-def test_folders_that_hold_no_head(target: CausalLM, tmp_path: Path) -> None:
+def test_folders_that_hold_no_head(target: DraftedLM, tmp_path: Path) -> None:
     def load(folder: Path) -> None:
         load_head(folder, Generation.THREE, target, attention_backend="sdpa")
 
@@ -242,7 +242,7 @@ def test_folders_that_hold_no_head(target: CausalLM, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_heads_of_models_with_windows_have_their_window(target: CausalLM, tmp_path: Path) -> None:
+def test_heads_of_models_with_windows_have_their_window(target: DraftedLM, tmp_path: Path) -> None:
     shape = HeadShape(target.config)
     config = replace(target.config, windows=(24,) * 6 + (40,))
     (tmp_path / "config.json").write_text(json.dumps(flat_config(shape)))
