@@ -23,6 +23,7 @@ from engine.speculation.eagle.guesses import guess, likeliest
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.state import EagleState, Span, make_batch
 from engine.speculation.eagle.tree import GrowingTree
+from engine.speculation.handover import DraftFeature
 from engine.speculation.tree import MAX_NODES, DraftTree
 
 
@@ -121,16 +122,21 @@ class EagleDrafter:
             trees[index] = tree
         return trees
 
-    def feature(self, sequence: EngineSequence) -> torch.Tensor | None:
-        """The model's feature of the last token whose KV is written, [points' width]; None where not known.
+    def feature(self, sequence: EngineSequence) -> DraftFeature | None:
+        """Of the last token whose KV is written; None where it is not known.
 
         It is what another worker needs to draft on with the sequence's KV.
         """
         state = sequence.draft_state
-        return state.feature if isinstance(state, EagleState) else None
+        if not isinstance(state, EagleState) or state.computed != sequence.num_computed:
+            return None
+        if state.feature is None:
+            return None
+        data = state.feature.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+        return DraftFeature(_dtype_name(state.feature.dtype), data)
 
     @torch.inference_mode()
-    def adopt(self, sequence: EngineSequence, feature: torch.Tensor) -> None:
+    def adopt(self, sequence: EngineSequence, feature: DraftFeature) -> None:
         """Begins with KV that came from elsewhere, entries included.
 
         Args:
@@ -138,16 +144,19 @@ class EagleDrafter:
             feature: of the token before, as `feature` gave it there.
 
         Raises:
-            ValueError: a feature of another shape or type.
+            ValueError: a feature of another size or type.
         """
-        own = self._head.config.points.width(self._head.config.target_hidden_size)
-        if feature.shape != (own,) or feature.dtype != self._kv.dtype:
+        width = self._head.config.points.width(self._head.config.target_hidden_size)
+        dtype, size = self._kv.dtype, width * self._kv.itemsize
+        if (feature.dtype, len(feature.data)) != (_dtype_name(dtype), size):
             raise ValueError(
-                f"a feature of {list(feature.shape)} {feature.dtype}, where [{own}] {self._kv.dtype} is read"
+                f"a draft feature of {len(feature.data)} bytes of {feature.dtype}, where {size} bytes of "
+                f"{_dtype_name(dtype)} are read"
             )
+        numbers = torch.frombuffer(bytearray(feature.data), dtype=dtype).to(self._kv.device)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        sequence.draft_state = EagleState(first, context, None, feature.to(self._kv.device), context)
+        sequence.draft_state = EagleState(first, context, None, numbers, context)
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:
@@ -330,6 +339,10 @@ def _state_of(sequence: EngineSequence) -> EagleState:
 def _output(state: EagleState) -> torch.Tensor:
     assert state.output is not None
     return state.output
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _signed(bits: int) -> int:
