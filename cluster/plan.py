@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cluster.model_store.store import ModelEntry
 from cluster.spec import DeploymentSpec
+from cluster.speculation import plan_speculation
 from engine.config import EngineConfig
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
@@ -71,6 +72,7 @@ def plan_workers(
     """
     # A Ray that is started here is bound to the loopback address, and so are its workers.
     host = "" if spec.ray.address else "127.0.0.1"
+    speculation = plan_speculation(spec.speculation, model)
     plans: list[WorkerPlan] = []
     for role, pool in ((PREFILL, spec.prefill), (DECODE, spec.decode)):
         engine = EngineConfig(
@@ -89,6 +91,7 @@ def plan_workers(
             threads=pool.threads,
             check_invariants=spec.debug.check_invariants,
             kernel_cache=kernel_cache,
+            speculation=speculation,
         )
         plans += [
             WorkerPlan(
@@ -122,8 +125,8 @@ def short_context(spec: DeploymentSpec, workers: Sequence[worker_pb2.WorkerInfo]
     if spec.max_model_len or not short:
         return ""
     info = min(short, key=lambda worker: worker.max_model_len)
-    # A pool has a block more than it hands out.
-    blocks = -(-info.model_context_tokens // spec.block_size) + 1
+    # A pool has a block more than it hands out, and a context as many blocks as there are layer groups.
+    blocks = -(-info.model_context_tokens // spec.block_size) * len(info.identity.layer_groups) + 1
     mebibytes = -(-blocks * info.layout.block_bytes // (1 << 20))
     return (
         f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the "

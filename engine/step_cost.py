@@ -16,8 +16,7 @@ worse error. Both follow their context, which grows slowly, by being means of th
 
 from __future__ import annotations
 
-EXACT_DECODES = 8
-"""Bands are exact up to so many sequences, and an eighth wide above."""
+from engine.bands import band_of
 
 STALE_AFTER = 32
 """Steps with prompt tokens after which the time of a step without them must be measured again."""
@@ -60,7 +59,7 @@ class StepCost:
         if seconds <= 0:
             return
         if decodes and not prompt_tokens:
-            band = _band(decodes)
+            band = band_of(decodes)
             self._decode_s[band] = _follow(self._decode_s.get(band), seconds, rise=_SLOW, fall=_QUICK)
             self._mixed_steps = 0
         elif decodes:
@@ -72,7 +71,7 @@ class StepCost:
                 extra = max(seconds - alone, allowed_s / 2) / prompt_tokens
                 self._extra_s = _follow(self._extra_s or self._prefill_s, extra, rise=_QUICK, fall=_SLOW)
                 if seconds <= _HICCUP * self._slowdown * alone:
-                    self._judge(_band(decodes), prompt_tokens, seconds - alone <= _OVERSHOOT * allowed_s)
+                    self._judge(band_of(decodes), prompt_tokens, seconds - alone <= _OVERSHOOT * allowed_s)
         elif prompt_tokens >= PREFILL_SAMPLE:
             self._prefill_s = _follow(self._prefill_s, seconds / prompt_tokens, rise=_SLOW, fall=_QUICK)
 
@@ -82,7 +81,7 @@ class StepCost:
         Between two measured bands the straight line; below the least, its time in proportion; above the
         greatest, its time: rather too short than too long.
         """
-        band = _band(decodes)
+        band = band_of(decodes)
         if band in self._decode_s:
             return self._decode_s[band]
         below = max((known for known in self._decode_s if known < band), default=None)
@@ -113,7 +112,7 @@ class StepCost:
         if not extra:
             return FIRST_TOKENS
         tokens = max(1, int((slowdown - 1) * alone / extra))
-        if (band := _band(decodes)) in self._most:
+        if (band := band_of(decodes)) in self._most:
             tokens = min(tokens, self._most[band][0])
             self._last_tokens = min(self._last_tokens, tokens)
         if not self._last_tokens * _FALL <= tokens <= self._last_tokens * _RISE:
@@ -131,12 +130,6 @@ class StepCost:
             return
         fitting = self._fitting.get(band, 0)
         self._most[band] = (max(1, (fitting + tokens) // 2 if fitting < tokens else tokens - 1), SHUNNED_FOR)
-
-
-def _band(decodes: int) -> int:
-    """The least number of the band that `decodes` lies in."""
-    width = 1 << max(0, decodes.bit_length() - EXACT_DECODES.bit_length())
-    return decodes - decodes % width
 
 
 def _follow(mean: float | None, sample: float, rise: float, fall: float) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli import chat, demo, down, generate, models, status, up, validate
+from cluster.cli import chat, demo, down, generate, models, status, train_draft, up, validate
 from cluster.cli.console import OUT
 
 app = typer.Typer(
@@ -42,4 +42,5 @@ app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(validate.validate)
+app.command()(train_draft.train_draft)
 app.add_typer(models.app, name="models")

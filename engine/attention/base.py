@@ -27,7 +27,7 @@ class AttentionBackend(Protocol):
         """Stores key and value at the batch's slots, then attends.
 
         Args:
-            layer: index into the pool's layer dimension.
+            layer: of the model. Its group and its place in the group's blocks say where its KV lies.
             query: [T, heads, head_dim], rotated.
             key: [T, kv_heads, head_dim], rotated.
             value: [T, kv_heads, head_dim].

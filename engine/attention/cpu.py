@@ -18,6 +18,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import places
 from engine.ops.base import Ops
 from engine.ops.cpu.library import Kernels, Step
 from engine.ops.cpu.ops import Buffers, CpuOps
@@ -36,9 +37,14 @@ class CpuAttention:
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
         self._windows = config.windows
+        self._places = places(config.layer_groups)
         self._out = Buffers()
-        self._step = Step(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
-        self._step_pointer = ctypes.pointer(self._step)
+        # One for each layer group.
+        self._steps = [
+            Step(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+            for _ in config.layer_groups
+        ]
+        self._step_pointers = [ctypes.pointer(step) for step in self._steps]
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
         """Describes the step to the kernels. Raises ValueError for a pool that is not fp32."""
@@ -47,24 +53,26 @@ class CpuAttention:
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
+        slots_address, slots_bytes = slots.data_ptr(), slots.stride(0) * slots.itemsize
+        tables_address, tables_bytes = tables.data_ptr(), tables.stride(0) * tables.itemsize
         trees = _tree_starts(batch)
         firsts = None if batch.first_keys is None else torch.tensor(batch.first_keys)
         visible = None if batch.visible is None else batch.visible.contiguous()
         positions = batch.positions.contiguous()
-        step = self._step
-        step.slots = slots.data_ptr()
-        step.tables = tables.data_ptr()
-        step.query_starts = starts.data_ptr()
-        step.contexts = contexts.data_ptr()
-        step.positions = positions.data_ptr()
-        step.visible = _address(visible)
-        step.tree_starts = _address(trees)
-        step.first_keys = _address(firsts)
-        step.tokens = len(slots)
-        step.sequences = len(contexts)
-        step.table_width = tables.shape[1]
-        step.block_size = kv.shape[4]
-        step.block_stride = kv.stride(0)
+        for group, step in enumerate(self._steps):
+            step.slots = slots_address + group * slots_bytes
+            step.tables = tables_address + group * tables_bytes
+            step.query_starts = starts.data_ptr()
+            step.contexts = contexts.data_ptr()
+            step.positions = positions.data_ptr()
+            step.visible = _address(visible)
+            step.tree_starts = _address(trees)
+            step.first_keys = _address(firsts)
+            step.tokens = slots.shape[1]
+            step.sequences = len(contexts)
+            step.table_width = tables.shape[2]
+            step.block_size = kv.shape[4]
+            step.block_stride = kv.stride(0)
         # Addresses are only good while their tensors live.
         self._alive = (slots, tables, starts, contexts, positions, visible, trees, firsts, kv)
         self._address = kv.data_ptr()
@@ -76,14 +84,15 @@ class CpuAttention:
         if key.stride(0) != value.stride(0):
             key, value = key.contiguous(), value.contiguous()
         result, address = self._out.get(query.shape[0], self._width)
+        group, place = self._places[layer]
         self._kernels.attend(
-            self._step_pointer,
+            self._step_pointers[group],
             query.data_ptr(),
             query.stride(0),
             key.data_ptr(),
             value.data_ptr(),
             key.stride(0),
-            self._address + layer * self._layer_bytes,
+            self._address + place * self._layer_bytes,
             address,
             self._scale,
             self._softcap,

@@ -7,6 +7,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import places
 from engine.ops.base import Ops
 
 
@@ -18,6 +19,7 @@ class ReferenceAttention:
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
         self._windows = config.windows
+        self._places = places(config.layer_groups)
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
         """Keeps the step's batch and pool."""
@@ -27,9 +29,10 @@ class ReferenceAttention:
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Stores key and value, then attends; see `AttentionBackend`."""
         batch = self._batch
-        pool = self._kv[:, layer]
+        group, place = self._places[layer]
+        pool = self._kv[:, place]
         block_size = pool.shape[3]
-        for token, slot in enumerate(batch.slots.tolist()):
+        for token, slot in enumerate(batch.slots[group].tolist()):
             block, offset = divmod(slot, block_size)
             pool[block, 0, :, offset] = key[token]
             pool[block, 1, :, offset] = value[token]
@@ -37,7 +40,7 @@ class ReferenceAttention:
         for sequence, context in enumerate(batch.context_lens):
             start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
             past = torch.arange(context, device=pool.device)
-            blocks = batch.block_tables[sequence, past // block_size]
+            blocks = batch.block_tables[group, sequence, past // block_size]
             keys = pool[blocks, 0, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             values = pool[blocks, 1, :, past % block_size].float().repeat_interleave(self._group, dim=1)
             for token in range(start, end):

@@ -38,7 +38,8 @@ class CausalLM(Protocol):
 
         Args:
             batch: the new tokens.
-            kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
+            kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
+                layers of a block are those of one group.
             tap: gets the features of all tokens of the batch.
         """
         ...

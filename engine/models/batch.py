@@ -12,17 +12,18 @@ class ForwardBatch:
     """A flat batch of T new tokens from B sequences; prefill chunks and decodes side by side.
 
     Sequence i owns the tokens [query_starts[i], query_starts[i + 1]). Its context, new tokens included,
-    is `context_lens[i]` tokens long, and lies in the blocks `block_tables[i]`, padded with 0, the
-    scratch block. A new token's KV is written to `slots` = block * block_size + offset; slots inside
-    block 0 discard it (prefix hits that need only logits recomputed). All index tensors are int64.
+    is `context_lens[i]` tokens long, and lies, in the layers of group g, in the blocks `block_tables[g, i]`,
+    padded with 0, the scratch block. A new token's KV is written there to `slots[g]` = block * block_size +
+    offset; slots inside block 0 discard it (prefix hits that need only logits recomputed). All index tensors
+    are int64. G layer groups are those of the model, see `engine.models.layer_groups`.
 
     Attributes:
         token_ids: [T].
         positions: [T].
-        slots: [T].
+        slots: [G, T].
         query_starts: B + 1 Python ints.
         context_lens: B Python ints.
-        block_tables: [B, max_blocks].
+        block_tables: [G, B, max_blocks].
         logits_rows: [R] rows of the flat batch whose logits are wanted.
         visible: [T], which tokens of a draft tree of its own sequence a token sees: bit j stands for the
             tree's j-th, itself included; 0 is causal order, all up to itself. A tree's tokens lie one after

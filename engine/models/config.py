@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.models.layer_groups import LayerGroup, layer_groups
 from engine.ops.activation import Activation
 
 
@@ -163,9 +164,6 @@ class ModelConfig:
     layout: Layout = Layout()
 
     @property
-    def largest_window(self) -> int:
-        """Tokens that a token attends to at most, in any layer; 0 where a layer attends to all.
-
-        KV further back can be let go: all layers' KV of a token lies in one block.
-        """
-        return max(self.windows) if all(self.windows) else 0
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Layers that share blocks, the longest history first."""
+        return layer_groups(self.windows)

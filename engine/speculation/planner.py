@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from engine.sequence import Sequence as EngineSequence
@@ -47,11 +48,41 @@ class PassCost:
     draft_s: float
 
 
+class OffReason(StrEnum):
+    """Why a decode is to have no drafts.
+
+    BATCH: drafts would make this batch slower, or no faster. REQUEST: others have drafts, but too many of
+    this one's were wrong. ENDING: its next token is its last. PROBE: the step measures what drafts gain.
+    """
+
+    BATCH = "batch"
+    REQUEST = "request"
+    ENDING = "ending"
+    PROBE = "probe"
+
+
 class DraftPlanner(Protocol):
-    """Chooses how many drafts each sequence of a step is to have."""
+    """Chooses how many drafts each sequence of a step is to have. For each step called in this order."""
+
+    @property
+    def off(self) -> Mapping[OffReason, int]:
+        """Decodes that were to have no drafts so far, by reason."""
+        ...
 
     def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
         """Drafts for each of the step's decodes, 0 included."""
+        ...
+
+    def kept(
+        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+    ) -> Sequence[int]:
+        """How many of the drafts that were found are verified, the first ones of each tree.
+
+        Args:
+            sequences: the step's decodes.
+            asked: drafts that each had room for.
+            drafted: drafts that were found for each, 0 for none.
+        """
         ...
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
@@ -69,9 +100,20 @@ class FixedPlanner:
     def __init__(self, count: int) -> None:
         self._count = count
 
+    @property
+    def off(self) -> Mapping[OffReason, int]:
+        """Nothing: no decode is left out."""
+        return {}
+
     def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
         """As `DraftPlanner.wanted`."""
         return [self._count] * len(sequences)
+
+    def kept(
+        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+    ) -> Sequence[int]:
+        """All of them."""
+        return drafted
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """Nothing is learnt."""

@@ -32,7 +32,8 @@ def _run(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "chat", "generate", "demo", "validate", "models"]
+    "command",
+    ["up", "down", "status", "chat", "generate", "demo", "validate", "models", "train-draft"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     listed = _run("--help")

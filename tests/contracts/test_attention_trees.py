@@ -129,8 +129,8 @@ def test_keys_that_are_not_there_are_not_seen(name: str, config: ModelConfig, bl
     # What lies there is wild: it would show.
     for index, first in enumerate(firsts):
         for position in range(first):
-            block = int(case.batch.block_tables[index, position // block_size])
-            case.kv[block, :, :, :, position % block_size] = 1e4
+            blocks = case.batch.block_tables[:, index, position // block_size]
+            case.kv[blocks, :, :, :, position % block_size] = 1e4
     check(name, replace(case, batch=replace(case.batch, first_keys=firsts)), config, trees)
 
 

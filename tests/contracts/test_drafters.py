@@ -36,6 +36,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
     "chain": ({"num_speculative_tokens": 4}, 4),
     "longer_than_asked": ({"num_speculative_tokens": 8}, 2),
     "one": ({"num_speculative_tokens": 1}, 8),
+    "tree": ({"num_speculative_tokens": 4, "eagle_topk": 3, "num_draft_tokens": 12}, 11),
 }
 Needs = dict[str, dict[str, Any]]
 
@@ -62,6 +63,11 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
 @pytest.fixture(params=methods())
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+# Methods that draft chains alone, and refuse to be asked for trees.
+CHAINS = ("ngram",)
+SHAPED = [(each, shape) for each in methods() for shape in SHAPES if each not in CHAINS or shape != "tree"]
 
 
 def config_of(method: str, needs: Needs, shape: str = "chain") -> SpeculationConfig:
@@ -92,16 +98,18 @@ def answers_of(engine: LLMEngine, asked: list[EngineRequest]) -> dict[str, Any]:
     return {request.request_id: answers.of(request.request_id) for request in asked}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("method", "shape"), SHAPED)
 def test_answers_are_those_without_drafts(method: str, needs: Needs, shape: str, model: DraftedLM) -> None:
     """Greedy and drawn, in one batch, over chunked prompts and shared prefixes; every proposal is checked."""
     plain, _ = engine_over(model)
-    asked = requests()
+    # Where few tokens are allowed, what came before had several followers.
+    asked = requests(allowed_token_ids=frozenset(range(5)) if shape == "tree" else frozenset())
     expected = answers_of(plain, asked)
     settings = {"prefill_chunk": 16, "max_batched_tokens": 48}
     engine, watched = speculating(model, config_of(method, needs, shape), SHAPES[shape][1], **settings)
     assert answers_of(engine, asked) == expected
     assert watched.proposed, "nothing was ever guessed"
+    assert (watched.branched > 0) == (shape == "tree")
     # Again, with prefixes in the cache, and what was answered known.
     again = [replace(request, request_id=request.request_id + "again") for request in asked]
     assert list(answers_of(engine, again).values()) == list(expected.values())

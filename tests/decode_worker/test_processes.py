@@ -15,6 +15,7 @@ from kvrelay.v1 import decode_pb2, prefill_pb2
 from tests.support.aggregated import aggregated_tokens
 from tests.support.requests import prompt, work_request
 from tests.support.router_client import RouterClient
+from tests.support.tiny_families import tiny_variety
 from tests.support.workers import WorkerLink, WorkerProcess, eventually, worker_config
 
 WorkError = decode_pb2.WorkError
@@ -69,6 +70,28 @@ async def test_kv_travels_between_processes_while_it_is_computed(model_dir: Path
     assert min(read.start_unix_ns for read in reads) < max(chunk.end_unix_ns for chunk in chunks)
     await prefill.link.quiet()
     await decode.link.quiet()
+
+
+async def test_layer_groups_travel_between_processes(tmp_path: Path) -> None:
+    """Over NIXL, with a window that is let go under the ticket while the prompt is still being computed."""
+    folder = tiny_variety(tmp_path, "gemma3")
+    request = work_request("r", prompt(500), max_tokens=40, trace=True)
+    room: dict[str, Any] = {"num_blocks": 192}
+    async with AsyncExitStack() as stack:
+        lab = Lab(folder, stack)
+        prefill, decode = await lab.spawn(
+            ("prefill", "p", {"delay_s": 0.05, **room}), ("decode", "d", dict(room))
+        )
+        router = await lab.router(decode)
+        reply = router.submit(request, await _start(prefill.link, request))
+        held = await prefill.link.until(lambda stats: 0 < stats.blocks_pinned < 2 * 32 - 10)
+        end = await router.end_of(reply)
+        assert reply.tokens == aggregated_tokens(folder, request)
+        assert held.leases == 1
+        # 32 pages of the full history; of the other the last three, which the 501st token sees.
+        assert end.timeline.transfer_bytes == (32 + 3) * prefill.info.layout.block_bytes
+        await prefill.link.quiet()
+        await decode.link.quiet()
 
 
 async def test_prefill_worker_killed_in_the_middle(model_dir: Path, lab: Lab) -> None:

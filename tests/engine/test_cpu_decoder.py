@@ -65,7 +65,7 @@ def test_bits_do_not_depend_on_chunks(model: Decoder, chunk: int) -> None:
 @pytest.mark.parametrize("block_size", [1, 5, 16, 128])
 def test_bits_do_not_depend_on_blocks(model: Decoder, block_size: int) -> None:
     tokens = prompt(130, 2)
-    paged = PagedModel(model, num_blocks=-(-200 // block_size), block_size=block_size)
+    paged = PagedModel(model, num_pages=-(-200 // block_size), block_size=block_size)
     assert torch.equal(paged.prefill(paged.start(tokens, 0), 50), alone(model, tokens))
 
 
@@ -83,7 +83,7 @@ def test_bits_of_experts_do_not_depend_on_chunks(name: str, quantization: str, t
 def test_bits_do_not_depend_on_the_batch(model: Decoder) -> None:
     """Long and short contexts, decodes and chunks side by side, against each alone."""
     prompts = [prompt(length, length) for length in (290, 3, 64, 65, 130, 1, 257, 40)]
-    paged = PagedModel(model, num_blocks=120)
+    paged = PagedModel(model, num_pages=120)
     sequences = [paged.start(tokens, 0) for tokens in prompts]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     step = 0

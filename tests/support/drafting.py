@@ -11,6 +11,7 @@ from engine.kv.storage import allocate_pool
 from engine.models.base import DraftedLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
+from engine.models.layer_groups import layers_per_block
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence as EngineSequence
@@ -62,7 +63,9 @@ class Drafting:
         self.block_size = block_size
         layers = head.config.layers.num_layers
         self.kv = allocate_pool(model.config, num_blocks, block_size, torch.float32, draft_layers=layers)
-        self.kv[:, model.config.num_layers :] = unset
+        groups = model.config.layer_groups
+        self.num_groups, self.model_layers = len(groups), layers_per_block(groups)
+        self.kv[:, self.model_layers :] = unset
         self.drafter = EagleDrafter(head, self.kv, shape)
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
         self.free = (order + 1).tolist()
@@ -78,8 +81,8 @@ class Drafting:
 
     def grow(self, sequence: EngineSequence, num_tokens: int) -> None:
         """Gives a sequence blocks for so many tokens."""
-        while len(sequence.blocks) * self.block_size < num_tokens:
-            sequence.blocks.append(self.free.pop())
+        while len(sequence.blocks) // self.num_groups * self.block_size < num_tokens:
+            sequence.blocks += [self.free.pop() for _ in range(self.num_groups)]
 
     def prefill(self, sequence: EngineSequence, chunk: int = 1000) -> None:
         """Computes a context in chunks and draws the token that follows."""
@@ -146,19 +149,20 @@ class Drafting:
 
     def _compact(self, sequence: EngineSequence, path: list[int]) -> None:
         """Moves the model's KV of taken nodes to where their tokens stand."""
-        layers = self.model.config.num_layers
+        layers = self.model_layers
         for depth, node in enumerate(path):
             source, target = self._place(sequence, node), self._place(sequence, depth)
             self.kv[target[0], :layers, :, :, target[1]] = self.kv[source[0], :layers, :, :, source[1]]
 
-    def _place(self, sequence: EngineSequence, ahead: int) -> tuple[int, int]:
-        index, offset = divmod(sequence.num_computed + ahead, self.block_size)
-        return sequence.blocks[index], offset
+    def _place(self, sequence: EngineSequence, ahead: int) -> tuple[list[int], int]:
+        """The block of each layer group, and the offset in it."""
+        page, offset = divmod(sequence.num_computed + ahead, self.block_size)
+        return sequence.blocks[page * self.num_groups :][: self.num_groups], offset
 
     def _batch(self, sequences: list[EngineSequence], counts: list[int]) -> ForwardBatch:
         tokens: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = []
         visible: list[int] = []
         starts, contexts = [0], []
         for sequence, count in zip(sequences, counts, strict=True):
@@ -171,20 +175,24 @@ class Drafting:
             positions += [first + (i if tree is None else tree.depths[i]) for i in range(count)]
             visible += [0] * count if tree is None or tree.is_chain else tree.visible
             for ahead in range(count):
-                block, offset = self._place(sequence, ahead)
-                slots.append(
-                    (0 if sequence.recompute_last and ahead == 0 else block * self.block_size) + offset
-                )
+                blocks, offset = self._place(sequence, ahead)
+                known = sequence.recompute_last and ahead == 0
+                slots.append([(0 if known else block * self.block_size) + offset for block in blocks])
             starts.append(len(tokens))
             contexts.append(first + count)
         width = max(len(sequence.blocks) for sequence in sequences)
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
+            slots=torch.tensor(slots).T.contiguous(),
             query_starts=tuple(starts),
             context_lens=tuple(contexts),
-            block_tables=torch.tensor([s.blocks + [0] * (width - len(s.blocks)) for s in sequences]),
+            block_tables=torch.tensor(
+                [
+                    [(s.blocks + [0] * (width - len(s.blocks)))[group :: self.num_groups] for s in sequences]
+                    for group in range(self.num_groups)
+                ]
+            ),
             logits_rows=torch.arange(len(tokens)),
             visible=torch.tensor(visible) if any(visible) else None,
         )
@@ -192,15 +200,16 @@ class Drafting:
 
 def features_of(model: DraftedLM, points: FeaturePoints, tokens: Sequence[int]) -> torch.Tensor:
     """The model's features of all tokens, computed in one pass over a pool of its own."""
-    kv = allocate_pool(model.config, 2, len(tokens), torch.float32)
+    blocks = torch.arange(1, len(model.config.layer_groups) + 1)[:, None]
+    kv = allocate_pool(model.config, 2 * len(blocks), len(tokens), torch.float32)
     positions = torch.arange(len(tokens))
     batch = ForwardBatch(
         token_ids=torch.tensor(tokens),
         positions=positions,
-        slots=len(tokens) + positions,
+        slots=len(tokens) * blocks + positions,
         query_starts=(0, len(tokens)),
         context_lens=(len(tokens),),
-        block_tables=torch.tensor([[1]]),
+        block_tables=blocks[..., None],
         logits_rows=positions,
     )
     features = torch.empty(len(tokens), points.width(model.config.hidden_size))

@@ -28,7 +28,7 @@ class Watched:
 
     Attributes:
         proposed: drafts so far.
-        passes: of sequences that had drafts.
+        branched: trees of these that were no chains.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, depth: int) -> None:
@@ -40,7 +40,7 @@ class Watched:
         self.num_layers = drafter.num_layers
         self.max_drafts = drafter.max_drafts
         self.proposed = 0
-        self.passes = 0
+        self.branched = 0
 
     def propose(
         self, sequences: Sequence[EngineSequence], counts: Sequence[int]
@@ -57,9 +57,17 @@ class Watched:
                 assert (tree.token_ids, tree.parents) == (other.token_ids, other.parents), "not a function"
                 self._check(tree, count)
                 self.proposed += len(tree.token_ids)
-                self.passes += 1
+                self.branched += not tree.is_chain
         self._state_types |= {type(sequence.draft_state) for sequence in sequences} - {type(None)}
         return trees
+
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """As `Drafter.carried`."""
+        return self._drafter.carried(sequence)
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """As `Drafter.adopt`."""
+        self._drafter.adopt(sequence, carried)
 
     def extend(self, found: TargetPass) -> None:
         """As `Drafter.extend`."""

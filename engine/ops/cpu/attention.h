@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr long KEYS = 64;      // keys of an attention tile, aligned to absolute positions
+constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
 constexpr long SPAN = 256;     // keys that are reduced on their own, then merged in order
 constexpr long QUERIES = 192;  // most rows (tokens x heads of a group) of an attention tile
 

@@ -1,6 +1,7 @@
 // Kernels of the CPU path: plain C functions over pointers, called through ctypes.
 //
-// Everything is fp32, but for linear layers that are called int8 and attention that may be coarse. Two properties hold throughout:
+// Everything is fp32, but for linear layers that are called int8 and attention that may be coarse. Two properties hold
+// throughout:
 // - A row's result does not depend on the other rows, on how many there are, or on the number of threads:
 //   every sum runs over its terms in one fixed order. So tokens are the same in any batch and any chunking.
 // - Vectors are the compiler's own (vector_size), so that one source serves AVX-512, AVX2 and ARM.

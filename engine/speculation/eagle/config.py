@@ -208,7 +208,7 @@ def _read_layers(raw: RawConfig, target: ModelConfig, context_length: int) -> Mo
     biased = boolean(raw, "attention_bias", False)
     return replace(
         layers,
-        windows=(target.largest_window,) * layers.num_layers,
+        windows=(target.layer_groups[0].window,) * layers.num_layers,
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=boolean(raw, "mlp_bias", False),

@@ -23,7 +23,6 @@ from engine.speculation.eagle.guesses import guess, likeliest
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.state import EagleState, Span, make_batch
 from engine.speculation.eagle.tree import GrowingTree
-from engine.speculation.handover import DraftFeature
 from engine.speculation.tree import MAX_NODES, DraftTree
 
 
@@ -122,41 +121,26 @@ class EagleDrafter:
             trees[index] = tree
         return trees
 
-    def feature(self, sequence: EngineSequence) -> DraftFeature | None:
-        """Of the last token whose KV is written; None where it is not known.
-
-        It is what another worker needs to draft on with the sequence's KV.
-        """
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """The model's feature of the last token whose KV is written, [points' width]; empty if not known."""
         state = sequence.draft_state
-        if not isinstance(state, EagleState) or state.computed != sequence.num_computed:
-            return None
-        if state.feature is None:
-            return None
-        data = state.feature.contiguous().view(torch.uint8).cpu().numpy().tobytes()
-        return DraftFeature(_dtype_name(state.feature.dtype), data)
+        if not isinstance(state, EagleState) or state.feature is None:
+            return b""
+        return bytes(state.feature.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
     @torch.inference_mode()
-    def adopt(self, sequence: EngineSequence, feature: DraftFeature) -> None:
-        """Begins with KV that came from elsewhere, entries included.
-
-        Args:
-            sequence: lacks the KV of its last token alone.
-            feature: of the token before, as `feature` gave it there.
-
-        Raises:
-            ValueError: a feature of another size or type.
-        """
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
+        if not carried:
+            return
         width = self._head.config.points.width(self._head.config.target_hidden_size)
-        dtype, size = self._kv.dtype, width * self._kv.itemsize
-        if (feature.dtype, len(feature.data)) != (_dtype_name(dtype), size):
-            raise ValueError(
-                f"a draft feature of {len(feature.data)} bytes of {feature.dtype}, where {size} bytes of "
-                f"{_dtype_name(dtype)} are read"
-            )
-        numbers = torch.frombuffer(bytearray(feature.data), dtype=dtype).to(self._kv.device)
+        wanted = width * self._kv.element_size()
+        if len(carried) != wanted:
+            raise ValueError(f"a feature of {len(carried)} bytes, where {wanted} are read")
+        feature = torch.frombuffer(bytearray(carried), dtype=self._kv.dtype)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        sequence.draft_state = EagleState(first, context, None, numbers, context)
+        sequence.draft_state = EagleState(first, context, None, feature.to(self._kv.device), context)
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:
@@ -182,26 +166,35 @@ class EagleDrafter:
     def _unset(self, sequence: EngineSequence, start: int, end: int) -> None:
         for position in range(start, end):
             block, offset = divmod(position, self._block_size)
-            self._own[sequence.blocks[block], :, :, :, offset] = 0
+            self._own[self._blocks(sequence)[block], :, :, :, offset] = 0
 
     def _first_key(self, sequence: EngineSequence, end: int) -> int:
         """The first slot from which on all up to `end` have entries."""
         count = -(-end // self._block_size)
-        keys = self._own[sequence.blocks[:count], 0, 0, 0].flatten(0, 1)[1:end]
+        keys = self._own[self._blocks(sequence)[:count], 0, 0, 0].flatten(0, 1)[1:end]
         unset = (keys == 0).all(dim=-1).nonzero()
         return int(unset[-1]) + 2 if len(unset) else 1
 
+    def _blocks(self, sequence: EngineSequence) -> list[int]:
+        """Those of the first layer group, in which the head's KV lies."""
+        groups = self._head.num_groups
+        return sequence.blocks if groups == 1 else sequence.blocks[::groups]
+
+    def _capacity(self, sequence: EngineSequence) -> int:
+        """Slots of the sequence."""
+        return len(sequence.blocks) // self._head.num_groups * self._block_size
+
     def _reach(self, sequence: EngineSequence) -> int:
         """End of the slots that are the sequence's and whose token is known."""
-        return min(sequence.num_tokens, len(sequence.blocks) * self._block_size)
+        return min(sequence.num_tokens, self._capacity(sequence))
 
     def _room(self, sequence: EngineSequence) -> int:
         """Slots behind those of the known tokens."""
-        return len(sequence.blocks) * self._block_size - sequence.num_tokens
+        return self._capacity(sequence) - sequence.num_tokens
 
     def _span(self, sequence: EngineSequence, state: EagleState, end: int) -> Span:
         tokens = sequence.token_ids[state.entries : end]
-        return Span(sequence.blocks, state.entries, tokens, min(state.first_key, state.entries))
+        return Span(self._blocks(sequence), state.entries, tokens, min(state.first_key, state.entries))
 
     def _write(self, spans: list[Span], states: list[EagleState], features: torch.Tensor) -> None:
         batch = make_batch(spans, self._block_size, self._kv.device)
@@ -256,7 +249,7 @@ class EagleDrafter:
             active = [active[row] for row in going]
             spans = [
                 Span(
-                    sequences[index].blocks,
+                    self._blocks(sequences[index]),
                     sequences[index].num_tokens + ahead,
                     chains[index][-1:],
                     states[index].first_key,
@@ -318,7 +311,7 @@ class EagleDrafter:
             sequence, tree = sequences[index], growing[index]
             tokens = [tree.candidates[tree.expanded[node - 1]].token_id for node in nodes]
             first = sequence.num_tokens - 1 + nodes[0]
-            spans.append(Span(sequence.blocks, first, tokens, _state_of(sequence).first_key))
+            spans.append(Span(self._blocks(sequence), first, tokens, _state_of(sequence).first_key))
         batch = make_batch(spans, self._block_size, self._kv.device)
         last = np.array([sequences[index].num_tokens - 1 for index, _ in owners], dtype=np.int64)
         bits = np.array([_signed(growing[index].visible[node]) for index, node in owners], dtype=np.int64)
@@ -339,10 +332,6 @@ def _state_of(sequence: EngineSequence) -> EagleState:
 def _output(state: EagleState) -> torch.Tensor:
     assert state.output is not None
     return state.output
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _signed(bits: int) -> int:

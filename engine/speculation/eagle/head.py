@@ -16,6 +16,7 @@ from engine.attention.registry import create_backend
 from engine.models.base import SharedParts
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import layers_per_block
 from engine.models.layers import LayerRunner
 from engine.models.rotary import Rotary
 from engine.speculation.eagle.config import EagleConfig, Generation
@@ -46,9 +47,11 @@ class EagleHead:
         self._weights = weights
         self._ops = shared.ops
         self._softcap = target.logit_softcap if config.generation is Generation.ONE else 0.0
-        # The pool has the model's layers first.
-        self.first_layer = target.num_layers
-        windows = (target.largest_window,) * (target.num_layers + config.layers.num_layers)
+        # A block has the model's layers first. The head's KV lies in those of the longest history.
+        groups = target.layer_groups
+        self.num_groups = len(groups)
+        self.first_layer = layers_per_block(groups)
+        windows = (groups[0].window,) * (self.first_layer + config.layers.num_layers)
         placed = replace(config.layers, num_layers=len(windows), windows=windows)
         self._attention = create_backend(attention_backend, placed, shared.ops)
         self._layers = LayerRunner(config.layers, shared.ops, self._attention)

@@ -36,7 +36,7 @@ class Span:
     """New entries of one sequence, one after the other.
 
     Attributes:
-        blocks: of the sequence.
+        blocks: of the sequence, in the layer group whose history the head's KV is part of.
         first: slot of the first one.
         tokens: of each.
         first_key: first slot that they see.
@@ -65,10 +65,10 @@ def make_batch(spans: Sequence[Span], block_size: int, device: torch.device) -> 
     return ForwardBatch(
         token_ids=tensor(tokens),
         positions=tensor(positions),
-        slots=tensor(blocks * block_size + positions % block_size),
+        slots=tensor(blocks * block_size + positions % block_size)[None],
         query_starts=tuple(starts.tolist()),
         context_lens=tuple((firsts + counts).tolist()),
-        block_tables=tensor(tables),
+        block_tables=tensor(tables)[None],
         logits_rows=tensor(starts[1:] - 1),
         first_keys=tuple(span.first_key for span in spans),
     )

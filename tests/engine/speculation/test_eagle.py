@@ -28,6 +28,7 @@ from tests.support.eagle_heads import (
     write_head,
 )
 from tests.support.reference_model import prompt
+from tests.support.tiny_families import WINDOW, tiny_variety
 from tests.support.tiny_models import tiny_llama
 
 CHAIN = DraftShape(depth=4, width=1, size=4, coupled=True)
@@ -140,6 +141,30 @@ def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         paths.append((*paths[parent], token))
     return set(paths[1:])
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_head_beside_several_layer_groups(tmp_path: Path, shape: DraftShape) -> None:
+    """Its KV lies in the blocks of the full history; the model's windows move on beside it."""
+    folder = tiny_variety(tmp_path / "target", "qwen2 windows")
+    target = load_model(folder, ops="torch", attention_backend="sdpa")
+    assert [group.window for group in target.config.layer_groups] == [0, WINDOW, WINDOW]
+    head, reference = third(target, tmp_path / "head", entering=(0, 1, 3))
+    drafting = Drafting(target, head, shape, unset=7.0)
+    sequence = drafting.start(prompt(2 * WINDOW, 5), seed=5)
+    drafting.prefill(sequence, 7)
+    check(drafting, reference, sequence)
+    for _ in range(4):
+        tokens = list(sequence.token_ids)
+        drafting.step([sequence], [shape.size])
+        (tree,) = drafting.trees
+        assert tree is not None
+        if shape is CHAIN:
+            expected = expected_chain(drafting, reference, tokens, shape.depth)
+            assert tree == DraftTree.chain(tuple(expected))
+        else:
+            assert paths_of(tree) == expected_tree(drafting, reference, tokens, shape)
+        check(drafting, reference, sequence)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -168,6 +168,43 @@ class TestSuffixDecoding:
         assert 2 <= calls <= 4
 
 
+def passes(made: Drafter, prompt: str, answer: str, drafts: int) -> int:
+    """Passes of a target that gives this answer, whatever is proposed to it."""
+    growing = sequence(prompt)
+    truth = list((prompt + answer).encode())
+    count = 0
+    while len(growing.token_ids) < len(truth):
+        (tree,) = made.propose([growing], [drafts])
+        node: int | None = 0
+        while node is not None and len(growing.token_ids) < len(truth):
+            token_id = truth[len(growing.token_ids)]
+            growing.token_ids.append(token_id)
+            node = None if tree is None else tree.child(node, token_id)
+        growing.num_computed = len(growing.token_ids) - 1
+        take_note(made, growing)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("method", "drafts", "fewest", "most"),
+    [("ngram", 4, 21, 23), ("suffix", 4, 21, 25), ("ngram", 1, 50, 52)],
+)
+def test_a_copied_text_takes_one_pass_for_each_full_chain(
+    method: str, drafts: int, fewest: int, most: int
+) -> None:
+    """Acceptance is held to its value too: wrong drafts cost time, and nothing else would show them."""
+    text = "".join(map(chr, range(20, 120)))
+    assert fewest <= passes(drafter(method, num_speculative_tokens=drafts), text, text, drafts) <= most
+
+
+def test_an_answer_that_was_given_before_is_drafted_from_it() -> None:
+    text = "".join(map(chr, range(20, 120)))
+    made = drafter("suffix", num_speculative_tokens=9)
+    assert passes(made, "?", text, 9) == 100
+    assert passes(made, "!", text, 9) <= 14
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [

@@ -1,0 +1,178 @@
+"""How many drafts of a request will be right: the seam, and the model of drafts that follow one another.
+
+Leviathan et al. (2023) take a draft to be right with one probability a, which makes (1 - a^(k + 1)) / (1 - a)
+tokens of k drafts. Here each position has its own, for drafters get worse the further they look ahead; and
+each request shifts all of them, for texts differ more than positions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+FIRST_GUESS = 0.7
+"""Probability that a draft is right, before any was checked: rather too high, for trying corrects it."""
+
+_DEPLOYMENT_DECAY = 0.998
+"""Of what all requests have shown, with each step: about 500 steps are remembered."""
+_LEAST_WEIGHT = 16.0
+"""Tests that are remembered however long ago they were: what is known never fades to a first guess."""
+_PRIOR_TESTS = 8.0
+_MOST_WEIGHT = 400.0
+"""And no more than so many tests: large batches make many in little time."""
+_OWN_DECAY = 1 - 1 / 20
+"""Of what one request has shown, with each of its tests."""
+_FIRST_SPREAD, _LEAST_SPREAD = 0.02, 0.002
+_SPREAD_PRIOR = 2000.0
+_SPREAD_DECAY = 0.998
+_CERTAIN = 0.01
+"""No probability is taken to be nearer to 0 or 1."""
+
+
+class AcceptanceModel(Protocol):
+    """Learns from outcomes what more drafts are worth. Requests are named by a number of their own."""
+
+    def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
+        """[len(requests), most], right drafts that each further one adds on average; rows never rise.
+
+        With `sigmas` so many standard errors more than is to be expected: how many it may well be.
+        """
+        ...
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        """A pass found `accepted` of a request's `drafted` drafts, at least 1, right."""
+        ...
+
+    def step(self) -> None:
+        """Time passes: what was seen counts a little less."""
+        ...
+
+    def forget(self, request: int) -> None:
+        """The request has ended; it may be unknown."""
+        ...
+
+
+@dataclass(slots=True)
+class _Own:
+    """Tests of one request's drafts, the latest counting most.
+
+    Attributes:
+        tests: drafts that were checked.
+        hits: of these, right ones.
+        expected: right ones that the deployment's means let expect.
+        variance: of `hits`, were the request like all others.
+    """
+
+    tests: float = 0.0
+    hits: float = 0.0
+    expected: float = 0.0
+    variance: float = 0.0
+
+    def take(self, hit: bool, expected: float) -> None:
+        self.tests = self.tests * _OWN_DECAY + 1
+        self.hits = self.hits * _OWN_DECAY + hit
+        self.expected = self.expected * _OWN_DECAY + expected
+        self.variance = self.variance * _OWN_DECAY**2 + expected * (1 - expected)
+
+    def shift(self, spread: float) -> float:
+        """By how much its log odds differ from the deployment's.
+
+        Args:
+            spread: variance of the requests' own means, which says how much one's tests are to be believed.
+        """
+        if not self.tests:
+            return 0.0
+        mean = self.expected / self.tests
+        prior_tests = max(0.0, mean * (1 - mean) / spread - 1)
+        own = (prior_tests * mean + self.hits) / (prior_tests + self.tests)
+        return float(_log_odds(np.array(own)) - _log_odds(np.array(mean)))
+
+
+class _Spread:
+    """The variance between requests: how much their hits vary beyond what chance explains, by moments."""
+
+    def __init__(self) -> None:
+        self._excess = _FIRST_SPREAD * _SPREAD_PRIOR
+        self._tests = _SPREAD_PRIOR
+
+    @property
+    def variance(self) -> float:
+        return max(_LEAST_SPREAD, self._excess / self._tests)
+
+    def take(self, own: _Own) -> None:
+        self._excess = self._excess * _SPREAD_DECAY + (own.hits - own.expected) ** 2 - own.variance
+        self._tests = self._tests * _SPREAD_DECAY + own.tests**2
+
+
+class ChainAcceptance:
+    """Drafts one behind the other: one is right only where all before it are. As `AcceptanceModel`.
+
+    Args:
+        most: drafts of the longest chain.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._tests = np.zeros(most)
+        self._hits = np.zeros(most)
+        self._own: dict[int, _Own] = {}
+        self._spread = _Spread()
+        self._rates: Floats | None = None
+
+    @property
+    def rates(self) -> Floats:
+        """[most], by position: how often a draft was right where all before it were."""
+        if self._rates is None:
+            rates = np.empty_like(self._tests)
+            before = FIRST_GUESS
+            for place in range(len(rates)):
+                before = (self._hits[place] + _PRIOR_TESTS * before) / (self._tests[place] + _PRIOR_TESTS)
+                rates[place] = before
+            self._rates = rates
+        return self._rates
+
+    def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
+        """As `AcceptanceModel.gains`."""
+        none = _Own()
+        spread = self._spread.variance
+        shifts = np.array([self._own.get(request, none).shift(spread) for request in requests])
+        rates, tests = self.rates[:most], self._tests[:most] + _PRIOR_TESTS
+        if sigmas:
+            rates = rates + sigmas * np.sqrt(rates * (1 - rates) / tests)
+        odds = _log_odds(rates)[None, :] + shifts[:, None]
+        gains: Floats = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
+        return gains
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        """As `AcceptanceModel.observe`. Drafts behind the first wrong one say nothing."""
+        rates = self.rates
+        own = self._own.setdefault(request, _Own())
+        for place in range(min(accepted + 1, drafted)):
+            hit = place < accepted
+            own.take(hit, float(rates[place]))
+            kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
+            self._tests[place] = kept * self._tests[place] + 1
+            self._hits[place] = kept * self._hits[place] + hit
+        self._spread.take(own)
+        self._rates = None
+
+    def step(self) -> None:
+        """As `AcceptanceModel.step`."""
+        decay = np.where(self._tests > _LEAST_WEIGHT, _DEPLOYMENT_DECAY, 1.0)
+        self._tests *= decay
+        self._hits *= decay
+        self._rates = None
+
+    def forget(self, request: int) -> None:
+        """As `AcceptanceModel.forget`."""
+        self._own.pop(request, None)
+
+
+def _log_odds(probabilities: Floats) -> Floats:
+    inside = np.clip(probabilities, _CERTAIN, 1 - _CERTAIN)
+    return np.log(inside / (1 - inside))

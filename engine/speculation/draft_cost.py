@@ -1,0 +1,84 @@
+"""What a drafter takes, by how many drafts are asked of it: learnt from the passes, from nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.bands import band_of
+
+Seconds = npt.NDArray[np.float64]
+
+_GAIN = 0.1
+_BOUND = 1.6
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean. First samples weigh alike; later ones count within bounds, for clocks have hiccups."""
+
+    value: float
+    samples: int = 1
+
+    def take(self, sample: float) -> None:
+        self.samples += 1
+        bounded = min(max(sample, self.value / _BOUND), self.value * _BOUND)
+        self.value += max(_GAIN, 1 / self.samples) * (bounded - self.value)
+
+
+class DraftCostModel:
+    """Seconds that a drafter takes in a step, by decodes and by the most drafts that one of them asks for.
+
+    Kept in proportion to the machine's slowness, as `PassCostModel.level` has it. What was never tried is
+    taken to be cheap, so that it is tried; trying is what it is learnt by. Asking for more never costs less:
+    where it seems to, fewer are believed to be as cheap.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, dict[int, _Mean]] = {}
+
+    def observe(self, decodes: int, most: int, seconds: float, level: float) -> None:
+        """Takes one step's measurement.
+
+        Args:
+            decodes: sequences that decoded, at least 1.
+            most: drafts that the greediest of them asked for; 0 for none.
+            seconds: the drafter's time before and after the pass.
+            level: of the target's passes now.
+        """
+        sample = max(seconds, 0.0) / level
+        means = self._means.setdefault(band_of(decodes), {})
+        if most in means:
+            means[most].take(sample)
+        else:
+            means[most] = _Mean(sample)
+
+    def seconds(self, decodes: int, most: int, level: float) -> Seconds:
+        """[most + 1], for 0 .. `most` drafts of one sequence."""
+        counts = np.arange(most + 1, dtype=np.float64)
+        own = self._means.get(band_of(decodes), {})
+        idle = own[0].value if 0 in own else 0.0
+        known = self._nearest(decodes)
+        if not known:
+            return np.full(most + 1, idle * level)
+        # Of other numbers of decodes only what drafting adds says something.
+        idle_there = known[0].value if 0 in known else 0.0
+        points = [(0, idle_there), *((count, known[count].value) for count in sorted(known) if count)]
+        places, values = np.array(points, dtype=np.float64).T
+        estimate = np.interp(counts, places, values)
+        slope = (values[-1] - values[-2]) / (places[-1] - places[-2])
+        estimate += np.maximum(counts - places[-1], 0.0) * max(0.0, slope)
+        estimate += idle - idle_there
+        lowest: Seconds = np.minimum.accumulate(estimate[::-1])[::-1]
+        return np.maximum(lowest, 0.0) * level
+
+    def _nearest(self, decodes: int) -> dict[int, _Mean]:
+        """What is known of the number of decodes next to this one, of those in which any drafted."""
+        own = band_of(decodes)
+        bands = [band for band, means in self._means.items() if any(means)]
+        if not bands:
+            return {}
+        return self._means[min(bands, key=lambda band: (abs(math.log(band / own)), band))]

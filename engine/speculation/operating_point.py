@@ -1,0 +1,316 @@
+"""The operating point: how many drafts each request of a step gets, so that most tokens come in a second.
+
+Estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
+drafter takes (`draft_cost`), whether it has anything to propose (`availability`), how many drafts of a
+request will be right (`acceptance`). For each step the allocation that they say is fastest is taken
+(`allocation`), no drafts at all among the choices. Against noise:
+
+- a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a
+  batch that changes its size does not change its mind;
+- what estimates promise is corrected by what came of it, so a promise that is not kept ends by itself;
+- now and then a step is spent on what is not chosen, without drafts where all draft and with some where none
+  do, so that both sides of the comparison stay measured. Little time may be lost by that (`probing`).
+
+A choice changes how fast tokens come, never which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from engine.bands import band_of
+from engine.sequence import Sequence as EngineSequence
+from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance, Floats
+from engine.speculation.allocation import Allocation, Allocator
+from engine.speculation.availability import Availability
+from engine.speculation.draft_cost import DraftCostModel
+from engine.speculation.pass_cost import PassCostModel
+from engine.speculation.planner import DraftOutcome, OffReason, PassCost
+from engine.speculation.probing import Budget, Timer
+from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
+
+SWITCH_ON = 1.02
+"""Drafts must promise so many times the speed of none before they are begun with."""
+
+SWITCH_CAP = 1.01
+"""Another number of drafts must promise so many times the speed of the present one."""
+
+_PROMISE_DECAY = 0.99
+_PROMISE_PRIOR = 30.0
+_LEAST_KEPT, _MOST_KEPT = 0.7, 1.1
+_HOPED_GAIN, _HOPED_SIGMAS = 1.1, 1.0
+_SETTLED = 32
+_QUIET_FIRST, _QUIET_LAST = 16, 128
+_FORGET_EVERY, _FORGET_AFTER = 512, 4096
+
+
+class _Mode(Enum):
+    """Why a step is as it is: by choice, or to find out what no drafts, some, or a few more would give."""
+
+    CHOSEN = auto()
+    PROBE_NONE = auto()
+    PROBE_DRAFTS = auto()
+
+
+@dataclass(slots=True)
+class _Band:
+    """What is kept for batches of about one size.
+
+    Attributes:
+        cap: most drafts of one request, as last chosen; 0 for none, None before the first choice.
+        expected: right drafts that were promised lately.
+        hits: right drafts that there were.
+        without: when a step without drafts is due, while there are some.
+        drafts: when a step with drafts is due, while there are none.
+        explore: when a step with another cap is due.
+    """
+
+    cap: int | None = None
+    expected: float = 0.0
+    hits: float = 0.0
+    without: Timer = field(default_factory=Timer)
+    drafts: Timer = field(default_factory=Timer)
+    explore: Timer = field(default_factory=Timer)
+
+    @property
+    def kept(self) -> float:
+        """Which share of the promised drafts was right."""
+        share = (_PROMISE_PRIOR + self.hits) / (_PROMISE_PRIOR + self.expected)
+        return min(max(share, _LEAST_KEPT), _MOST_KEPT)
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is kept for one request: `quiet` counts to when it is tried again after its drafts were wrong."""
+
+    seen_at: int
+    quiet: Timer = field(default_factory=lambda: Timer(_QUIET_FIRST, _QUIET_LAST))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What `wanted` chose, for `kept` and `observe`."""
+
+    mode: _Mode = _Mode.CHOSEN
+    decodes: int = 0
+    retried: frozenset[int] = frozenset()
+
+
+class AdaptivePlanner:
+    """Chooses by estimates that it learns. A `DraftPlanner`; deterministic given the measurements.
+
+    Args:
+        calibration: (tokens, seconds) of the target's passes on this machine, see `PassCostModel`.
+        most: most drafts of one request, at least 1.
+        branching: whether the drafter makes trees: then drafts are counted, not positions.
+
+    Raises:
+        ValueError: no calibration, or `most` below 1.
+    """
+
+    def __init__(
+        self, calibration: Sequence[tuple[int, float]], most: int, *, branching: bool = False
+    ) -> None:
+        if most < 1:
+            raise ValueError(f"at least 1 draft must be allowed, not {most}")
+        self._most = most
+        self._caps = tree_sizes(most) if branching else tuple(range(1, most + 1))
+        self._acceptance: AcceptanceModel = TreeAcceptance(most) if branching else ChainAcceptance(most)
+        self._availability = Availability()
+        self._pass_cost = PassCostModel(calibration)
+        self._draft_cost = DraftCostModel()
+        self._bands: dict[int, _Band] = {}
+        self._requests: dict[int, _Request] = {}
+        self._budget = Budget()
+        self._plan = _Plan()
+        self._steps = 0
+        self._off = dict.fromkeys(OffReason, 0)
+
+    @property
+    def off(self) -> Mapping[OffReason, int]:
+        """Decodes that were to have no drafts, so far."""
+        return self._off
+
+    def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
+        """As `DraftPlanner.wanted`."""
+        decodes = len(sequences)
+        self._plan = _Plan(decodes=decodes)
+        limits = [self._limit(sequence) for sequence in sequences]
+        most = max(limits, default=0)
+        if most < 1:
+            self._off[OffReason.ENDING] += decodes
+            return [0] * decodes
+        requests = [sequence.arrival for sequence in sequences]
+        own = [self._request(request) for request in requests]
+        band = self._bands.setdefault(band_of(decodes), _Band())
+        chances = self._availability.chances(requests)
+        draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
+
+        def allocator(hoped: bool = False) -> Allocator:
+            sigmas = _HOPED_SIGMAS * hoped
+            gains = self._acceptance.gains(requests, most, sigmas=sigmas) * band.kept
+            pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=sigmas)
+            return Allocator(gains * (_HOPED_GAIN if hoped else 1.0), chances, limits, pass_s, draft_s)
+
+        likely = allocator()
+        mode, allocation = self._choose(band, likely, lambda: allocator(hoped=True), most)
+        counts = list(allocation.counts)
+        retried: list[int] = []
+        if mode is _Mode.CHOSEN and any(counts):
+            retried = self._retried(own, counts, limits, likely.further_s(sum(counts)))
+        for index in retried:
+            counts[index] = 1
+        self._plan = _Plan(mode, decodes, frozenset(requests[index] for index in retried))
+        self._count_off(mode, counts, limits)
+        return counts
+
+    def kept(
+        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+    ) -> Sequence[int]:
+        """As `DraftPlanner.kept`."""
+        requests = [sequence.arrival for sequence in sequences]
+        for request, room, count in zip(requests, asked, drafted, strict=True):
+            if room:
+                self._availability.observe(request, count > 0)
+        most = max(drafted, default=0)
+        # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
+        if not most or self._plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
+            return drafted
+        decodes = len(sequences)
+        band = self._bands.setdefault(band_of(decodes), _Band())
+        draft_s = self._draft_cost.seconds(decodes, max(asked), self._pass_cost.level)[-1]
+        allocator = Allocator(
+            self._acceptance.gains(requests, most) * band.kept,
+            np.ones(decodes),
+            drafted,
+            self._pass_cost.seconds(decodes, decodes * (most + 1)),
+            np.full(most + 1, draft_s),
+        )
+        best = allocator.best(most, at_least=0)
+        if best is None:
+            return drafted
+        retried = self._plan.retried
+        return [
+            max(count, min(1, there)) if request in retried else count
+            for request, count, there in zip(requests, best.counts, drafted, strict=True)
+        ]
+
+    def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
+        """As `DraftPlanner.observe`."""
+        self._steps += 1
+        self._acceptance.step()
+        self._availability.step()
+        asked = max((outcome.asked for outcome in outcomes), default=0)
+        # Prompts beside decodes cost what says nothing of either.
+        if cost.decodes and not cost.prompt_tokens:
+            self._pass_cost.observe(cost.decodes, cost.nodes, cost.target_s)
+            self._draft_cost.observe(cost.decodes, asked, cost.draft_s, self._pass_cost.level)
+        drafted = [outcome for outcome in outcomes if outcome.drafted]
+        if drafted:
+            self._learn(self._bands.setdefault(band_of(max(1, cost.decodes)), _Band()), drafted)
+        if self._steps % _FORGET_EVERY == 0:
+            self._forget()
+
+    def _limit(self, sequence: EngineSequence) -> int:
+        """Drafts that could all be of use: one more token follows them."""
+        left = sequence.request.sampling.max_tokens - sequence.next_index
+        return max(0, min(self._most, left - 1))
+
+    def _request(self, request: int) -> _Request:
+        own = self._requests.setdefault(request, _Request(self._steps))
+        own.seen_at = self._steps
+        return own
+
+    def _ways(self, allocator: Allocator, most: int) -> dict[int, Allocation]:
+        """The best allocation for each cap; at least for 1."""
+        return {cap: way for cap in self._caps if cap <= most and (way := allocator.best(cap)) is not None}
+
+    def _choose(
+        self, band: _Band, likely: Allocator, hoped: Callable[[], Allocator], most: int
+    ) -> tuple[_Mode, Allocation]:
+        """The fastest allocation, or one that is due to be measured."""
+        none, ways = likely.none(), self._ways(likely, most)
+        fastest = max(ways, key=lambda cap: ways[cap].rate)
+        if band.cap in ways and ways[fastest].rate < SWITCH_CAP * ways[band.cap].rate:
+            fastest = band.cap
+        best, timer, other = ways[fastest], band.explore, band.drafts
+        if best.rate <= (1.0 if band.cap else SWITCH_ON) * none.rate:
+            fastest, best, timer, other = 0, none, band.drafts, band.explore
+        other.seen()
+        if fastest != band.cap:
+            timer.hurry()
+        band.cap = fastest
+        if fastest and band.without.wait() and self._afford(none, best):
+            band.without.probed()
+            return _Mode.PROBE_NONE, none
+        if timer.wait():
+            timer.probed()
+            hopes = self._ways(hoped(), most)
+            cap = max((cap for cap in hopes if cap != fastest), key=lambda cap: hopes[cap].rate, default=0)
+            if cap and hopes[cap].rate > best.rate:
+                hope = likely.expected(hopes[cap].counts)
+                if self._afford(hope, best):
+                    return _Mode.PROBE_DRAFTS, hope
+            if not fastest and self._afford(ways[1], best):
+                return _Mode.PROBE_DRAFTS, ways[1]
+        self._budget.step(best.seconds)
+        return _Mode.CHOSEN, best
+
+    def _afford(self, way: Allocation, best: Allocation) -> bool:
+        """Whether a step may be spent on a way that is not the best; then it is."""
+        if not self._budget.spend(way.seconds * max(0.0, 1 - way.rate / best.rate)):
+            return False
+        self._budget.step(way.seconds)
+        return True
+
+    def _retried(
+        self, own: Sequence[_Request], counts: Sequence[int], limits: Sequence[int], further_s: float
+    ) -> list[int]:
+        """Requests without drafts that are to have one all the same, for texts change."""
+        retried: list[int] = []
+        for index, request in enumerate(own):
+            if counts[index]:
+                request.quiet.seen()
+                request.quiet.hurry()
+            elif limits[index] and request.quiet.wait() and self._budget.spend(further_s):
+                request.quiet.probed()
+                retried.append(index)
+        return retried
+
+    def _count_off(self, mode: _Mode, counts: Sequence[int], limits: Sequence[int]) -> None:
+        if mode is _Mode.PROBE_NONE:
+            reason = OffReason.PROBE
+        else:
+            reason = OffReason.REQUEST if any(counts) else OffReason.BATCH
+        for count, limit in zip(counts, limits, strict=True):
+            if not count:
+                self._off[reason if limit else OffReason.ENDING] += 1
+
+    def _learn(self, band: _Band, drafted: Sequence[DraftOutcome]) -> None:
+        """Takes the outcomes of a step's drafts."""
+        requests = [outcome.sequence.arrival for outcome in drafted]
+        counts = np.array([outcome.drafted for outcome in drafted])
+        promised: Floats = np.cumsum(self._acceptance.gains(requests, int(counts.max())), axis=1)
+        expected = float(promised[np.arange(len(drafted)), counts - 1].sum())
+        hits = sum(outcome.accepted for outcome in drafted)
+        if self._steps > _SETTLED:
+            band.expected = band.expected * _PROMISE_DECAY + expected
+            band.hits = band.hits * _PROMISE_DECAY + hits
+        for request, outcome in zip(requests, drafted, strict=True):
+            self._acceptance.observe(request, outcome.drafted, outcome.accepted)
+            if request in self._plan.retried and outcome.accepted:
+                self._requests[request].quiet.hurry()
+                self._requests[request].quiet.again()
+        if hits > expected and not band.cap:
+            band.drafts.hurry()
+            band.drafts.again()
+
+    def _forget(self) -> None:
+        for request in [r for r, own in self._requests.items() if own.seen_at < self._steps - _FORGET_AFTER]:
+            del self._requests[request]
+            self._acceptance.forget(request)
+            self._availability.forget(request)

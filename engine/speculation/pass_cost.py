@@ -1,0 +1,165 @@
+"""What a pass of the target costs by the tokens in it: a calibrated curve, corrected by the passes.
+
+A pass of n tokens takes `curve(n) * level * exp(deviation)`:
+
+- the curve was measured on this machine before anything was served;
+- the level says how slow the machine is now, with contexts as long as they are now. It follows every pass, so
+  that only ratios between passes have to be remembered;
+- the deviation is what passes of so many sequences and so many tokens differ by from curve and level: what
+  attention and verification add, where tiles end. It is a Gaussian process over the logarithms of both
+  (Rasmussen and Williams, 2006, ch. 2): passes that are much alike cost about the same, so what was seen
+  seldom or long ago is corrected by its neighbours.
+
+Clocks err upwards: a machine has hiccups, but no pass is ever too fast. What is slower than expected
+therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is faster as no more than
+`_FAST_SIGMAS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.bands import band_of, band_up_to
+
+Seconds = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+_LEVEL_GAIN = 0.15
+_NOISE = 0.06
+"""Standard deviation of one pass's time, as a share of it."""
+_SMOOTH, _REACH = 0.15, 0.7
+"""Standard deviation of what neighbours share, and over what ratio (its logarithm) they are such."""
+_LOCAL = 0.04
+"""Standard deviation of what a band of tokens has for itself."""
+_DRIFT = 0.004
+"""Standard deviation of a band's change from one pass to the next."""
+_SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
+_MOST_BANDS = 40
+"""Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Mean deviation of a band's passes, and the variance of that mean as of the pass `at`."""
+
+    mean: float
+    variance: float
+    at: int
+
+
+class PassCostModel:
+    """Estimates in seconds. Deterministic given the measurements.
+
+    Args:
+        calibration: (tokens, seconds) of passes without contexts, at least one; made monotone, the straight
+            line between them, the last slope behind the last.
+
+    Attributes:
+        level: by how much passes are slower than the curve now, whatever their size.
+
+    Raises:
+        ValueError: there is no calibration, or one of its numbers is not above 0.
+    """
+
+    def __init__(self, calibration: Sequence[tuple[int, float]]) -> None:
+        if not calibration or any(tokens < 1 or seconds <= 0 for tokens, seconds in calibration):
+            raise ValueError("a calibration has at least one point, of tokens and seconds above 0")
+        # Of several times for one size the least is right: the last that is put in.
+        points = dict(sorted(calibration, reverse=True))
+        self._tokens = np.array(sorted(points), dtype=np.float64)
+        self._seconds = np.maximum.accumulate(np.array([points[size] for size in sorted(points)]))
+        self.level = 1.0
+        self._passes = 0
+        # By band of sequences and band of tokens.
+        self._seen: dict[tuple[int, int], _Seen] = {}
+
+    def observe(self, decodes: int, nodes: int, seconds: float) -> None:
+        """Takes one pass's measurement. Times that are not above 0 are ignored, as clocks give them.
+
+        Args:
+            decodes: sequences in it, at least 1.
+            nodes: tokens in it, at least as many.
+            seconds: how long it took.
+        """
+        if seconds <= 0:
+            return
+        self._passes += 1
+        bands = _bands_up_to(np.array([nodes]))
+        expected, doubt = self._deviation(decodes, bands)
+        deviation, variance = float(expected[0]), float(doubt[0])
+        error = math.log(seconds / (float(self._curve(bands)[0]) * self.level)) - deviation
+        sigma = math.sqrt(variance + _NOISE**2)
+        error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
+        key = band_of(decodes), band_up_to(nodes)
+        known = self._seen.get(key)
+        if known is None:
+            self._seen[key] = _Seen(deviation + error, _NOISE**2, self._passes)
+        else:
+            before = known.variance + (self._passes - known.at) * _DRIFT**2
+            gain = before / (before + _NOISE**2)
+            known.mean += gain * (deviation + error - known.mean)
+            known.variance = (1 - gain) * before
+            known.at = self._passes
+        # A surprise where all was known says how the machine is; elsewhere, how such passes are.
+        self.level *= math.exp(_LEVEL_GAIN * _NOISE**2 / (_NOISE**2 + variance) * error)
+
+    def seconds(self, decodes: int, most: int, *, sigmas: float = 0.0) -> Seconds:
+        """[most - decodes + 1], of passes of `decodes` sequences and from `decodes` to `most` tokens.
+
+        With `sigmas` so many standard deviations less than is to be expected: how fast they may well be.
+        """
+        bands, places = np.unique(_bands_up_to(np.arange(decodes, most + 1)), return_inverse=True)
+        deviation, doubt = self._deviation(decodes, bands)
+        if sigmas:
+            deviation = deviation - sigmas * np.sqrt(doubt)
+        seconds: Seconds = self._curve(bands) * np.exp(deviation) * self.level
+        return seconds[places]
+
+    def _curve(self, nodes: Counts) -> Seconds:
+        inside: Seconds = np.interp(nodes, self._tokens, self._seconds)
+        if len(self._tokens) > 1:
+            slope = (self._seconds[-1] - self._seconds[-2]) / (self._tokens[-1] - self._tokens[-2])
+            inside = inside + np.maximum(nodes - self._tokens[-1], 0.0) * slope
+        return inside
+
+    def _deviation(self, decodes: int, nodes: Counts) -> tuple[Seconds, Seconds]:
+        """Mean and variance by the greatest numbers of bands, [len(nodes)] each."""
+        prior = _SMOOTH**2 + _LOCAL**2
+        if not self._seen:
+            return np.zeros(len(nodes)), np.full(len(nodes), prior)
+        bands = np.log(np.array(list(self._seen), dtype=np.float64)) / _REACH
+        values = np.array(
+            [
+                (each.mean, each.variance + (self._passes - each.at) * _DRIFT**2)
+                for each in self._seen.values()
+            ]
+        )
+        wanted = np.empty((len(nodes), 2))
+        wanted[:, 0] = math.log(band_of(decodes)) / _REACH
+        wanted[:, 1] = np.log(nodes) / _REACH
+        if len(bands) > _MOST_BANDS:
+            middle = wanted[[0, -1]].mean(axis=0)
+            nearest = np.argsort(((bands - middle) ** 2).sum(axis=1), kind="stable")[:_MOST_BANDS]
+            bands, values = bands[nearest], values[nearest]
+        among = np.linalg.inv(_covariance(bands, bands) + np.diag(values[:, 1]))
+        across = _covariance(wanted, bands)
+        weights = across @ among
+        doubt: Seconds = np.maximum(prior - (weights * across).sum(axis=1), 0.0)
+        return weights @ values[:, 0], doubt
+
+
+def _bands_up_to(nodes: Counts) -> Counts:
+    """All of a band is taken to cost what its greatest number does: kernels compute whole tiles."""
+    return np.array([band_up_to(count) for count in nodes.tolist()])
+
+
+def _covariance(some: Seconds, others: Seconds) -> Seconds:
+    """[len(some), len(others)] between places, which are rows of two coordinates."""
+    apart = ((some[:, None] - others[None, :]) ** 2).sum(axis=2)
+    covariance: Seconds = _SMOOTH**2 * np.exp(-0.5 * apart) + _LOCAL**2 * (apart == 0)
+    return covariance

@@ -1,0 +1,159 @@
+"""How many drafts of a tree will be right, by its size: a curve learnt where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.speculation.acceptance import FIRST_GUESS, Floats
+
+_FIRST_EXPONENT = 0.5
+"""Before any tree was checked one of n drafts is taken to hold `FIRST_GUESS` * n^0.5 right ones."""
+
+_DEPLOYMENT_DECAY = 0.998
+_LEAST_WEIGHT, _MOST_WEIGHT = 16.0, 200.0
+_PRIOR_TREES = 4.0
+_OWN_DECAY = 1 - 1 / 16
+_FIRST_SPREAD, _LEAST_SPREAD = 0.1, 0.01
+_SPREAD_PRIOR = 500.0
+_SPREAD_DECAY = 0.998
+_NEARLY_NONE = 1e-3
+
+
+def tree_sizes(most: int) -> tuple[int, ...]:
+    """Sizes that are worth telling apart, `most` the last: a tree of one node more is hardly another."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + max(1, sizes[-1] // 2)))
+    return tuple(sizes)
+
+
+@dataclass(slots=True)
+class _Own:
+    """Right drafts of one request, and those that the deployment's means let expect; the latest count most.
+
+    `squares` are the expected ones with the squares of their weights, for the variance of `hits`.
+    """
+
+    hits: float = 0.0
+    expected: float = 0.0
+    squares: float = 0.0
+
+    def take(self, accepted: int, expected: float) -> None:
+        self.hits = self.hits * _OWN_DECAY + accepted
+        self.expected = self.expected * _OWN_DECAY + expected
+        self.squares = self.squares * _OWN_DECAY**2 + expected
+
+    def factor(self, spread: float) -> float:
+        """How many times more of its drafts are right; `spread` is the variance of that between requests."""
+        return (1 / spread + self.hits) / (1 / spread + self.expected)
+
+
+class _Spread:
+    """How much requests differ: what varies of their hits beyond what trees of one request do, by moments."""
+
+    def __init__(self) -> None:
+        self._noise, self._expected = _SPREAD_PRIOR, _SPREAD_PRIOR
+        self._excess, self._scale = _FIRST_SPREAD * _SPREAD_PRIOR, _SPREAD_PRIOR
+
+    @property
+    def variance(self) -> float:
+        return min(max(self._excess / self._scale, _LEAST_SPREAD), 1.0)
+
+    def take(self, accepted: int, expected: float, own: _Own) -> None:
+        self._noise = self._noise * _SPREAD_DECAY + (accepted - expected) ** 2
+        self._expected = self._expected * _SPREAD_DECAY + expected
+        chance = self._noise / self._expected * own.squares
+        self._excess = self._excess * _SPREAD_DECAY + (own.hits - own.expected) ** 2 - chance
+        self._scale = self._scale * _SPREAD_DECAY + own.expected**2
+
+
+class TreeAcceptance:
+    """Trees, of which one path may be right. As `engine.speculation.acceptance.AcceptanceModel`.
+
+    What a tree of n drafts holds is learnt by size, in proportion to a curve that rises ever less; between
+    sizes that were tried the proportion changes evenly, beyond them it stays. Requests differ by a factor.
+
+    Args:
+        most: drafts of the largest tree.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._sizes = np.array(tree_sizes(most), dtype=np.float64)
+        self._trees = np.zeros(len(self._sizes))
+        self._hits = np.zeros(len(self._sizes))
+        self._own: dict[int, _Own] = {}
+        self._spread = _Spread()
+        self._known: Floats | None = None
+
+    def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
+        """As `AcceptanceModel.gains`."""
+        none = _Own()
+        spread = self._spread.variance
+        factors = np.array([self._own.get(request, none).factor(spread) for request in requests])
+        return factors[:, None] * self._marginal(sigmas)[None, :most]
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        """As `AcceptanceModel.observe`."""
+        own = self._own.setdefault(request, _Own())
+        expected = float(self._marginal()[:drafted].sum())
+        own.take(accepted, expected)
+        self._spread.take(accepted, expected, own)
+        place = int(np.abs(np.log(self._sizes / drafted)).argmin())
+        # A size next to it: brought to that by the curve.
+        share = (self._sizes[place] / drafted) ** _FIRST_EXPONENT
+        kept = min(1.0, _MOST_WEIGHT / (self._trees[place] + 1))
+        self._trees[place] = kept * self._trees[place] + 1
+        self._hits[place] = kept * self._hits[place] + accepted * share
+        self._known = None
+
+    def step(self) -> None:
+        """As `AcceptanceModel.step`."""
+        decay = np.where(self._trees > _LEAST_WEIGHT, _DEPLOYMENT_DECAY, 1.0)
+        self._trees *= decay
+        self._hits *= decay
+        self._known = None
+
+    def forget(self, request: int) -> None:
+        """As `AcceptanceModel.forget`."""
+        self._own.pop(request, None)
+
+    def _marginal(self, sigmas: float = 0.0) -> Floats:
+        """[most], what each further draft adds; never rises."""
+        if sigmas:
+            return self._slopes(sigmas)
+        if self._known is None:
+            self._known = self._slopes(0.0)
+        return self._known
+
+    def _slopes(self, sigmas: float) -> Floats:
+        curve = FIRST_GUESS * self._sizes**_FIRST_EXPONENT
+        tried = self._trees > 0
+        if tried.any():
+            # The prior of a size is what the others say, so that a few trees do not bend the curve.
+            prior = _PRIOR_TREES * FIRST_GUESS
+            overall = (self._hits.sum() + prior) / ((self._trees * curve).sum() + prior)
+            trees = self._trees + _PRIOR_TREES
+            ratios = (self._hits + _PRIOR_TREES * overall * curve) / (trees * curve)
+            ratios = np.interp(np.log(self._sizes), np.log(self._sizes[tried]), ratios[tried])
+            # The number of right drafts varies about as much as its mean.
+            curve = curve * (ratios + sigmas * np.sqrt(ratios / (trees * curve)))
+        steps = np.diff(self._sizes, prepend=0.0)
+        slopes = _falling(np.diff(curve, prepend=0.0) / steps, steps)
+        return np.repeat(np.maximum(slopes, _NEARLY_NONE), steps.astype(np.int64))
+
+
+def _falling(slopes: Floats, widths: Floats) -> Floats:
+    """The nearest slopes that never rise, in least squares: what rises is pooled (Ayer et al., 1955)."""
+    pools: list[tuple[float, float, int]] = []
+    for slope, width in zip(slopes.tolist(), widths.tolist(), strict=True):
+        mean, weight, count = slope, width, 1
+        while pools and pools[-1][0] < mean:
+            before, weight_before, count_before = pools.pop()
+            mean = (mean * weight + before * weight_before) / (weight + weight_before)
+            weight += weight_before
+            count += count_before
+        pools.append((mean, weight, count))
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])

@@ -1,0 +1,196 @@
+"""A synthetic deployment on a virtual clock: what a planner makes of a machine, a drafter and its texts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import heappop, heappush
+
+from engine.api import EngineRequest, SamplingParams
+from engine.sequence import Sequence
+from engine.speculation.planner import DraftOutcome, DraftPlanner, PassCost
+
+ANSWER = 160
+"""Tokens of an answer."""
+
+
+def flat(tokens: int) -> float:
+    """Bound by memory traffic: many tokens cost hardly more than one."""
+    return 0.020 + 0.0002 * tokens
+
+
+def linear(tokens: int) -> float:
+    """Bound by arithmetic: each token costs the same."""
+    return 0.002 + 0.006 * tokens
+
+
+def bent(tokens: int) -> float:
+    """Bound by memory traffic, then by arithmetic: what CPUs do."""
+    return max(0.020 + 0.0006 * tokens, 0.0022 * tokens)
+
+
+def stepped(tokens: int) -> float:
+    """Kernels with tiles of 8 rows."""
+    return 0.014 + 0.006 * -(-tokens // 8)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a drafter makes of one answer.
+
+    Attributes:
+        right: probability that a draft is right, by its position in the answer.
+        found: probability that there are drafts at all, for stretches of eight tokens.
+        decay: factor on `right` for each further draft of a pass.
+    """
+
+    right: Callable[[int], float]
+    found: float = 1.0
+    decay: float = 1.0
+
+
+@dataclass(frozen=True)
+class World:
+    """A deployment.
+
+    Attributes:
+        batch: sequences that decode at a time, by the tokens that were made before.
+        cost: seconds of the target's pass by tokens, without contexts.
+        text: of the n-th request.
+        most: most drafts of one request.
+        draft_s: seconds for each draft of the longest chain.
+        idle_s: seconds of a drafter that is asked nothing.
+        per_sequence_s: what a pass takes longer for each sequence, which calibration does not see.
+        per_node_s: and for each token: verification.
+        noise: standard deviation of a pass's time, as a share of it.
+        hiccups: share of passes that take five times as long.
+        tree: drafts are trees whose nodes are spread over five levels.
+    """
+
+    cost: Callable[[int], float]
+    text: Callable[[int], Text]
+    batch: Callable[[int], int]
+    most: int = 6
+    draft_s: float = 0.0015
+    idle_s: float = 0.0
+    per_sequence_s: float = 0.0003
+    per_node_s: float = 0.0001
+    noise: float = 0.04
+    hiccups: float = 0.005
+    tree: bool = False
+
+    @property
+    def calibration(self) -> list[tuple[int, float]]:
+        """What would be measured before anything is served: 10 % off."""
+        return [(tokens, 1.1 * self.cost(tokens)) for tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
+
+
+@dataclass
+class Result:
+    """What came of a run.
+
+    Attributes:
+        tokens: that were made.
+        seconds: on the virtual clock.
+        counts: drafts that were asked for in each step, one for each sequence.
+        alone_s: seconds that the steps would have taken without drafts, were they none slower.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    counts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@cache
+def best_tree(chance: float, drafts: int) -> frozenset[tuple[int, ...]]:
+    """The likeliest paths of five levels, where the child of rank r is right with chance * (1 - chance)^r."""
+    heap = [(-chance, (0,))]
+    tree: set[tuple[int, ...]] = set()
+    while len(tree) < drafts:
+        weight, path = heappop(heap)
+        tree.add(path)
+        heappush(heap, (weight * (1 - chance), (*path[:-1], path[-1] + 1)))
+        if len(path) < 5:
+            heappush(heap, (weight * chance, (*path, 0)))
+    return frozenset(tree)
+
+
+def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts: int) -> tuple[int, int]:
+    """(depth, right drafts) where an answer's next token is number `place`; the same for every planner."""
+    if not world.tree:
+        right = 0
+        while right < drafts and place + right < ANSWER:
+            if luck[place + right] >= text.right(place + right) * text.decay**right:
+                break
+            right += 1
+        return drafts, right
+    chance = min(max(text.right(place), 0.05), 0.95)
+    tree = best_tree(round(chance, 2), drafts)
+    path: tuple[int, ...] = ()
+    while place + len(path) < ANSWER:
+        rank = int(math.log(1 - luck[place + len(path)] * 0.999999) / math.log(1 - chance))
+        if (*path, rank) not in tree:
+            break
+        path = (*path, rank)
+    return max(map(len, tree)), len(path)
+
+
+def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Result:
+    """Serves until so many answers' tokens have come."""
+    clock = random.Random(f"clock {seed}")
+    result = Result()
+    alive: list[tuple[Sequence, Text, list[float], list[float]]] = []
+    arrivals = 0
+    while result.tokens < answers * ANSWER:
+        wanted_batch = world.batch(result.tokens)
+        while len(alive) < wanted_batch:
+            texts = random.Random(f"text {seed} {arrivals}")
+            sampling = SamplingParams(0.0, 1.0, 0, 0, 0, max_tokens=ANSWER)
+            sequence = Sequence(EngineRequest(str(arrivals), (1,), sampling), arrivals, False, 0.0)
+            # Answers do not all begin at once.
+            sequence.token_ids += [0] * (1 + texts.randrange(ANSWER // 2) * (not result.counts))
+            luck = [texts.random() for _ in range(ANSWER)]
+            alive.append((sequence, world.text(arrivals), luck, [texts.random() for _ in range(ANSWER)]))
+            arrivals += 1
+        batch = alive[:wanted_batch]
+        sequences = [sequence for sequence, *_ in batch]
+        asked = list(planner.wanted(sequences))
+        assert all(0 <= count <= world.most for count in asked)
+        drafted = [
+            count if finds[sequence.next_index // 8] < text.found else 0
+            for count, (sequence, text, _, finds) in zip(asked, batch, strict=True)
+        ]
+        kept = list(planner.kept(sequences, asked, drafted))
+        assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
+        outcomes = []
+        for sequence, (_, text, luck, _), room, count in zip(sequences, batch, asked, kept, strict=True):
+            depth, right = accepted_of(world, text, luck, sequence.next_index, count) if count else (0, 0)
+            new = min(right + 1, ANSWER - sequence.next_index)
+            outcomes.append(DraftOutcome(sequence, room, count, depth, right))
+            sequence.token_ids += [0] * new
+            result.tokens += new
+        nodes = len(batch) + sum(kept)
+        slow = (1 + world.noise * clock.gauss(0, 1)) * (5 if clock.random() < world.hiccups else 1)
+        target_s = world.cost(nodes) + len(batch) * world.per_sequence_s + nodes * world.per_node_s
+        longest = max(asked)
+        levels = min(5, longest) if world.tree else longest
+        cost = PassCost(
+            decodes=len(batch),
+            nodes=nodes,
+            prompt_tokens=0,
+            target_s=target_s * slow,
+            draft_s=(world.idle_s + levels * world.draft_s) * (1 + world.noise * clock.gauss(0, 1)),
+        )
+        planner.observe(cost, outcomes)
+        result.seconds += cost.target_s + cost.draft_s
+        result.counts.append(asked)
+        alive = [entry for entry in alive if entry[0].next_index < ANSWER]
+    return result

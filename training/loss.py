@@ -1,0 +1,81 @@
+"""Soft cross-entropy through the LM head, without ever holding the logits of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ROWS = 512
+
+
+class _LmHeadLoss(torch.autograd.Function):
+    """Gradients are computed with the loss, part by part: then each part's logits stay in the cache."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        teacher: torch.Tensor,
+        rows: torch.Tensor,
+        row_weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        low, matrix = hidden.bfloat16(), weight.bfloat16()
+        needed = ctx.needs_input_grad[0]
+        hidden_grad = torch.empty_like(hidden) if needed else None
+        weight_grad = torch.zeros_like(weight) if needed else None
+        losses, best, overlaps = [], [], []
+        for start in range(0, len(hidden), _ROWS):
+            part = slice(start, start + _ROWS)
+            logits = (low[part] @ matrix.t()).float()
+            wanted = teacher.index_select(0, rows[part]).float()
+            best.append(logits.argmax(dim=1))
+            total = logits.logsumexp(dim=1, keepdim=True)
+            mass = wanted.sum(dim=1, keepdim=True)
+            losses.append((total * mass)[:, 0] - (wanted * logits).sum(dim=1))
+            guess = logits.sub_(total).exp_()
+            overlaps.append(torch.minimum(guess, wanted).sum(dim=1))
+            if hidden_grad is not None and weight_grad is not None:
+                slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).bfloat16()
+                hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
+                weight_grad += slope.t() @ low[part]
+        ctx.gradients = (hidden_grad, weight_grad)
+        loss = (torch.cat(losses) * row_weights).sum()
+        guessed, overlap = torch.cat(best), torch.cat(overlaps)
+        ctx.mark_non_differentiable(guessed, overlap)
+        return loss, guessed, overlap
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        hidden_grad, weight_grad = ctx.gradients
+        return hidden_grad * grads[0], weight_grad * grads[0], None, None, None
+
+
+def lm_head_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    teacher: torch.Tensor,
+    rows: torch.Tensor,
+    row_weights: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weighted sum of cross-entropies of softmax(hidden @ weight^T) against the teacher's probabilities.
+
+    The products are computed in bf16, everything else in fp32.
+
+    Args:
+        hidden: [N, H], what the LM head sees.
+        weight: [Vd, H].
+        teacher: [M, Vd], probabilities; where a row's sum is less than 1, the rest is of tokens that cannot
+            be guessed, and the row counts for that much less.
+        rows: [N], which of them is each row's.
+        row_weights: [N]; 0 leaves a row out.
+
+    Returns:
+        The loss, a scalar; the likeliest guess of each row, [N]; and sum(min(guess, teacher)) of each row,
+        [N], which is the chance that a drawn guess is accepted.
+    """
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _LmHeadLoss.apply
+    loss, best, overlap = apply(hidden, weight, teacher, rows, row_weights)
+    return loss, best, overlap

@@ -1,0 +1,60 @@
+"""Two optimisers as one: Muon for the matrices of the layer, AdamW for everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from training.config import TrainingConfig
+from training.head import Eagle3Head
+
+
+class HeadOptimizer:
+    """Updates a head.
+
+    Muon's steps are orthogonal matrices, scaled to the size of AdamW's.
+
+    Args:
+        head: whose weights are updated.
+        config: learning rates.
+    """
+
+    def __init__(self, head: Eagle3Head, config: TrainingConfig) -> None:
+        self._config = config
+        self._parameters = list(head.parameters())
+        matrices = [*head.fc.parameters(), *(p for p in head.midlayer.parameters() if p.dim() == 2)]
+        apart = {id(parameter) for parameter in matrices}
+        others = [parameter for parameter in self._parameters if id(parameter) not in apart]
+        self._parts: tuple[tuple[torch.optim.Optimizer, float], ...] = (
+            (
+                torch.optim.Muon(
+                    matrices,
+                    lr=config.matrix_rate,
+                    weight_decay=config.weight_decay,
+                    adjust_lr_fn="match_rms_adamw",
+                ),
+                config.matrix_rate,
+            ),
+            (torch.optim.AdamW(others, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0), config.rate),
+        )
+
+    def step(self, step: int) -> float:
+        """Applies the gradients, clipped, and clears them; returns their norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip)
+        factor = self._config.rate_at(step)
+        for optimizer, rate in self._parts:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint keeps."""
+        return [optimizer.state_dict() for optimizer, _ in self._parts]
+
+    def load(self, state: list[dict[str, Any]]) -> None:
+        """Goes on from a checkpoint's state."""
+        for (optimizer, _), saved in zip(self._parts, state, strict=True):
+            optimizer.load_state_dict(saved)

@@ -1,0 +1,33 @@
+"""The target's probabilities of the tokens that a head can guess."""
+
+from __future__ import annotations
+
+import torch
+
+from training.dataset import TrainingBatch
+from training.target import TargetWeights
+
+
+class Teacher:
+    """The target as far as a head of one draft vocabulary sees it.
+
+    Args:
+        target: its weights.
+        token_ids: [Vd] int64, the draft vocabulary.
+        device: torch device.
+
+    Attributes:
+        embedding: [V, H] fp32.
+        token_ids: the draft vocabulary.
+    """
+
+    def __init__(self, target: TargetWeights, token_ids: torch.Tensor, device: str) -> None:
+        self.embedding = target.embedding.to(device)
+        self.token_ids = token_ids.to(device)
+        self._rows = target.lm_head.index_select(0, token_ids).to(device, torch.bfloat16)
+
+    @torch.no_grad()
+    def probabilities(self, training: TrainingBatch) -> torch.Tensor:
+        """[T, Vd] bf16: of the token after each; the draft vocabulary's share, so rows sum to at most 1."""
+        logits = (training.final @ self._rows.t()).float()
+        return logits.sub_(training.log_totals[:, None]).exp_().bfloat16()
