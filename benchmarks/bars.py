@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Bars:
         """Prints the verdict and ends the process: 0 when all hold, 1 otherwise."""
         console = Console()
         for statement in self.missed:
-            console.print(f"[red]missed[/red]: {statement}")
+            console.print(f"[red]missed[/red]: {escape(statement)}")
         if not self.missed:
             console.print("[green]all bars reached[/green]")
         raise SystemExit(1 if self.missed else 0)

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks.bars import Bars
 from benchmarks.cluster_overhead import cluster_table, cluster_verdicts, measure_cluster
@@ -124,7 +125,7 @@ def main(
             tables.append(cluster_table(pairs))
             verdicts += cluster_verdicts(pairs)
     except (InstallError, RunnerError) as error:
-        console.print(f"[red]error[/red]: {error}", markup=True, highlight=False)
+        console.print(f"[red]error[/red]: {escape(str(error))}", markup=True, highlight=False)
         raise typer.Exit(2) from error
     for table in (*tables, bars_table(verdicts, bars)):
         console.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.bars import Bars, Spread
@@ -111,6 +112,6 @@ def bars_table(verdicts: Sequence[Verdict], bars: Bars) -> Table:
     table = Table("bar", "measured", "verdict", title="Bars")
     words = {None: "not measured", True: "[green]reached[/green]", False: "[red]missed[/red]"}
     for verdict in verdicts:
-        table.add_row(verdict.statement, verdict.measured, words[verdict.holds])
+        table.add_row(escape(verdict.statement), escape(verdict.measured), words[verdict.holds])
         bars.require(verdict.holds is not False, f"{verdict.statement}: {verdict.measured}")
     return table

@@ -105,7 +105,7 @@ async def compare(
     single = Table(
         "prompt", "TTFT ms aggregated", "TTFT ms disaggregated", "TTFT ratio", "tokens/s ratio",
         "transfer, % of TTFT", "reads ms", "MiB",
-        title="One request at a time: median [least .. greatest]",
+        title=r"One request at a time: median \[least .. greatest]",
     )  # fmt: skip
     loaded = Table(
         "prompt", "tokens/s aggregated", "tokens/s disaggregated", "ratio",

@@ -40,18 +40,20 @@ def text_token_ids(model_dir: Path) -> list[list[int]]:
 
 def perplexity(model: CausalLM, pieces: list[list[int]]) -> float:
     """exp of the mean negative log likelihood of each piece's tokens after its first."""
-    num_blocks = _WINDOW // _BLOCK_SIZE
-    kv = allocate_pool(model.config, num_blocks, _BLOCK_SIZE, torch.float32)
+    # Each layer group has a run of blocks for the whole text.
+    num_pages, num_groups = _WINDOW // _BLOCK_SIZE, len(model.config.layer_groups)
+    kv = allocate_pool(model.config, num_pages * num_groups, _BLOCK_SIZE, torch.float32)
+    tables = torch.arange(1, num_pages * num_groups + 1).view(num_groups, 1, num_pages)
     loss, count = 0.0, 0
     for piece in pieces:
         length = len(piece)
         batch = ForwardBatch(
             token_ids=torch.tensor(piece),
             positions=torch.arange(length),
-            slots=torch.arange(length) + _BLOCK_SIZE,
+            slots=tables[:, 0, :1] * _BLOCK_SIZE + torch.arange(length),
             query_starts=(0, length),
             context_lens=(length,),
-            block_tables=torch.arange(1, num_blocks + 1)[None],
+            block_tables=tables,
             logits_rows=torch.arange(length),
         )
         likelihoods = torch.log_softmax(model.forward(batch, kv)[:-1], dim=-1)

@@ -23,6 +23,7 @@ from typing import Annotated
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.bars import Bars, Spread
@@ -98,7 +99,9 @@ def main(
     measure(model)
     found = [measure(model) for _ in range(rounds)]
     total = Spread.of([seconds for seconds, _ in found])
-    table = Table("step", "s", title=f"Warm start of {model}, median [least .. greatest] of {rounds}")
+    table = Table(
+        "step", "s", title=rf"Warm start of {escape(model)}, median \[least .. greatest] of {rounds}"
+    )
     for name in found[0][1]:
         table.add_row(name, Spread.of([steps.get(name, 0.0) for _, steps in found]).text())
     named = [sum(steps.values()) for _, steps in found]

@@ -122,8 +122,8 @@ def short_context(spec: DeploymentSpec, workers: Sequence[worker_pb2.WorkerInfo]
     if spec.max_model_len or not short:
         return ""
     info = min(short, key=lambda worker: worker.max_model_len)
-    # A pool has a block more than it hands out.
-    blocks = -(-info.model_context_tokens // spec.block_size) + 1
+    # A pool has a block more than it hands out, and a context as many blocks as there are layer groups.
+    blocks = -(-info.model_context_tokens // spec.block_size) * len(info.identity.layer_groups) + 1
     mebibytes = -(-blocks * info.layout.block_bytes // (1 << 20))
     return (
         f"{info.worker_id}: prompt and answer together can have {info.max_model_len} tokens, as many as the "

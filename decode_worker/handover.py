@@ -95,6 +95,7 @@ class Handover:
         self._request = request
         self._ticket = ticket
         self._block_size = config.engine.block_size
+        self._num_groups = len(tools.runtime.identity.layer_groups)
         self._lease = Lease(config.heartbeat_s, config.heartbeat_timeout_s, lambda: tools.runtime.host.steps)
         self._reads: KvReads | None = None
         self._reader: KvReader | None = None
@@ -231,17 +232,15 @@ class Handover:
         failing = asyncio.create_task(reads.failed())
         failing.add_done_callback(lambda _: self._lease.poke())
         try:
-            next_block = reservation.num_unread_tokens // self._block_size
+            next_page = reservation.num_unread_tokens // self._block_size
+            num_pages = len(reservation.block_ids) // self._num_groups
             while True:
-                end = self._readable_blocks()
-                if end > next_block:
-                    reads.start(
-                        reservation.block_ids[next_block:end],
-                        self._lease.block_ids[next_block:end],
-                        min(end * self._block_size, self._ticket.num_tokens),
-                    )
-                    next_block = end
-                if self._lease.finished is not None and end == len(reservation.block_ids):
+                end = self._readable_pages()
+                if end > next_page:
+                    local, remote = self._pairs(reservation, next_page, end)
+                    reads.start(local, remote, min(end * self._block_size, self._ticket.num_tokens))
+                    next_page = end
+                if self._lease.finished is not None and end == num_pages:
                     break
                 await self._lease.news()
                 if failing.done():
@@ -257,8 +256,23 @@ class Handover:
         finally:
             failing.cancel()
 
-    def _readable_blocks(self) -> int:
-        """Leading blocks that are fully written: the last, partial one only with the last token."""
+    def _pairs(self, reservation: Reservation, first: int, end: int) -> tuple[list[int], list[int]]:
+        """Own blocks of the pages [first, end) that are to be read, and those to read them from.
+
+        Raises ValueError where the prefill worker has let one of these go, or never named it.
+        """
+        part = slice(first * self._num_groups, end * self._num_groups)
+        own, named = reservation.block_ids[part], self._lease.block_ids[part]
+        if len(named) != len(own):
+            raise ValueError(f"{len(own)} blocks are to be read, but {len(named)} are named")
+        # What lies behind its group's window needs no block here, and may be let go there.
+        pairs = [(ours, theirs) for ours, theirs in zip(own, named, strict=True) if ours]
+        if not all(theirs for _, theirs in pairs):
+            raise ValueError("a block within the window of the next token was let go")
+        return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+
+    def _readable_pages(self) -> int:
+        """Leading pages that are fully written: the last, partial one only with the last token."""
         num_ready = self._lease.num_ready
         if num_ready >= self._ticket.num_tokens:
             return -(-num_ready // self._block_size)

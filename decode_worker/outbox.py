@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -76,6 +77,9 @@ class Outbox:
         self._keep_s = keep_s
         self._changed: dict[tuple[str, int], Answer] = {}
         self._unsure: dict[tuple[str, int], Answer] = {}
+        # Ends in the order in which they were sent, with `ended_at` of then; one that was sent again later
+        # stands here again.
+        self._sent_ends: deque[tuple[float, Answer]] = deque()
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -136,12 +140,14 @@ class Outbox:
             if answer.end is not None:
                 message.ends.append(answer.end)
                 answer.ended_at = now
+                self._sent_ends.append((now, answer))
         self._forget_old()
         return message
 
     def _forget_old(self) -> None:
         before = asyncio.get_running_loop().time() - self._keep_s
-        old = [key for key, a in self._unsure.items() if a.ended_at is not None and a.ended_at < before]
-        for key in old:
-            if key not in self._changed:
-                del self._unsure[key]
+        while self._sent_ends and self._sent_ends[0][0] < before:
+            sent_at, answer = self._sent_ends.popleft()
+            # What was sent again meanwhile, or is about to be, is forgotten after that.
+            if answer.ended_at == sent_at and answer.key not in self._changed:
+                self._unsure.pop(answer.key, None)

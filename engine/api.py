@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class FinishReason(StrEnum):
@@ -142,12 +142,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One token of one sequence; `logprobs` where its sampling asks for them."""
+class TokenOutput(NamedTuple):
+    """One token of one sequence; `logprobs` where its sampling asks for them.
+
+    A tuple, for each step makes one for each sequence, and a frozen dataclass takes three times as long.
+    """
 
     request_id: str
-    index: int
+    # Hides the method of tuples, which nobody wants of a token.
+    index: int  # type: ignore[assignment]
     token_id: int
     finish_reason: FinishReason | None
     logprobs: TokenLogprobs | None = None
@@ -159,8 +162,10 @@ class KvReady:
 
     Emitted after each step that filled a block, and at the context's end: `num_tokens` is a multiple of
     the block size, or the whole context, so that no block is named before its last token is written.
-    `new_block_ids` are the physical blocks that this adds to those named before, in token order; prefix
-    hits come with the first one. Times are wall clock, nanoseconds.
+    `new_block_ids` are the physical blocks that this adds to those named before: for each `block_size`
+    tokens, in token order, one for each layer group, in the groups' order; prefix hits come with the first
+    one. Blocks behind the window of the token that follows the context do not stay: they are let go after
+    they were named, or before, and are 0 then. Times are wall clock, nanoseconds.
     """
 
     request_id: str
@@ -225,9 +230,10 @@ class StepOutput:
 class Reservation:
     """Blocks that a decode worker set aside for KV that is still elsewhere.
 
-    `block_ids` cover the whole context; the first `num_unread_tokens // block_size` of them need no read
-    (always whole blocks): shared prefix hits, or 0 for blocks behind the window of all layers. The block for
-    the next token is reserved too but not listed, for it is never transferred.
+    `block_ids` cover the whole context, in the order of `KvReady.new_block_ids`. The first
+    `num_unread_tokens` tokens need no read (always whole blocks): they are shared prefix hits, or behind a
+    window. Of what follows, too, 0 stands for a block behind its group's window, which needs none. Blocks for
+    the next token are reserved too but not listed, for they are never transferred.
     """
 
     request_id: str

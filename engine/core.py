@@ -51,8 +51,8 @@ class LLMEngine:
 
     Args:
         model: the model, on the pool's device.
-        kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so it has
-            one block more than can be handed out.
+        kv: the pool, [blocks, layers of a group, 2, kv_heads, block_size, head_dim]; block 0 is scratch, so
+            it has one block more than can be handed out.
         config: settings; model_dir, dtype, num_blocks, kv_memory_bytes, threads, attention_backend and
             device are for those who made `model` and `kv`.
         hasher: names full blocks.
@@ -87,14 +87,14 @@ class LLMEngine:
         self._limits = RequestLimits(model.config.vocab_size, self.max_model_len)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = model.config.eos_token_ids
-        window = model.config.largest_window
+        windows = [group.window for group in model.config.layer_groups]
         self._blocks = BlockManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
-            max_blocks=-(-self.max_model_len // config.block_size),
+            max_pages=-(-self.max_model_len // config.block_size),
             hasher=hasher if config.enable_prefix_cache else None,
             # A window as long as every context is none.
-            window=window if window < self.max_model_len else 0,
+            windows=[window if window < self.max_model_len else 0 for window in windows],
         )
         self._speculator = speculator
         self._clock = clock
@@ -125,7 +125,7 @@ class LLMEngine:
         # Adopted since the last step: their first tokens are still to be emitted.
         self._adopted: list[tuple[EngineSequence, TokenLogprobs | None]] = []
         self._arrivals = count()
-        self._recorder = StepRecorder(config.block_size, clock)
+        self._recorder = StepRecorder(config.block_size, self._blocks.num_groups, clock)
 
     def submit(self, request: EngineRequest) -> None:
         """Prefill and decode here. Raises RequestTooLargeError, ValueError for a known id or bad tokens."""
@@ -154,7 +154,7 @@ class LLMEngine:
         unread = self._scheduler.reserve(sequence)
         if unread is None:
             return None
-        context_blocks = self._blocks.blocks_for(request.num_context_tokens)
+        context_blocks = self._blocks.pages_for(request.num_context_tokens) * self._blocks.num_groups
         return Reservation(
             request_id=request.request_id,
             block_ids=tuple(sequence.blocks[:context_blocks]),
@@ -220,7 +220,7 @@ class LLMEngine:
         schedule = self._scheduler.schedule(self._clock())
         if schedule.sequences:
             self._run(schedule)
-        output = recorder.end(self._blocks.cache.take_events(), len(schedule.sequences), schedule.num_tokens)
+        output = recorder.end(self._blocks.take_events(), len(schedule.sequences), schedule.num_tokens)
         if self._check_each_step:
             self.check_invariants()
         return output
@@ -232,20 +232,20 @@ class LLMEngine:
         start_s, start_unix_ns = self._clock(), time.time_ns()
         result = self._runner.run(schedule)
         end_unix_ns = time.time_ns()
+        failures, drawn_by_index = result.failures, result.drawn
         # Only a step that drew tokens has waited for the device, and only a sound one is typical.
-        if result.drawn and not result.failures:
+        if drawn_by_index and not failures:
             decodes = schedule.num_decodes
             prompt_tokens = sum(schedule.counts[decodes:])
             self._cost.observe(decodes, prompt_tokens, self._clock() - start_s)
         went_on: list[tuple[int, EngineSequence, int]] = []
         for index, sequence in enumerate(schedule.sequences):
-            failure = result.failures.get(index)
-            if failure is not None:
+            if failures and (failure := failures.get(index)) is not None:
                 self._recorder.failed(sequence, failure.message)
                 self._fail(sequence, failure.kv_is_suspect)
                 continue
             went_on.append((index, sequence, sequence.num_computed))
-            sequence.grow(schedule.counts[index], result.drawn.get(index))
+            sequence.grow(schedule.counts[index], drawn_by_index.get(index))
         if self._speculator is not None:
             self._speculator.extend(schedule, result, went_on)
         block_size = self._blocks.block_size
@@ -258,7 +258,7 @@ class LLMEngine:
             self._blocks.drop_behind_window(sequence)
             if sequence.hold:
                 self._recorder.kv_written(sequence, start_unix_ns, end_unix_ns)
-            drawn = result.drawn.get(index)
+            drawn = drawn_by_index.get(index)
             if drawn is not None:
                 self._took(sequence, drawn)
             if self._speculator is not None and sequence.blocks:

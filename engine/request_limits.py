@@ -17,7 +17,7 @@ def max_model_len(model: ModelConfig, config: EngineConfig, num_blocks: int) -> 
         ValueError: the configured length exceeds the model's or the pool.
     """
     own = model.max_position_embeddings
-    held = num_blocks * config.block_size
+    held = num_blocks // len(model.layer_groups) * config.block_size
     if config.max_model_len > own:
         raise ValueError(f"max_model_len is {config.max_model_len}, but the model's limit is {own} tokens")
     if config.max_model_len > held:

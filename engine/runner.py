@@ -94,7 +94,7 @@ class ModelRunner:
     Args:
         model: the model.
         kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim].
-        tables: block tables of the scheduled sequences.
+        tables: block tables of the scheduled sequences, page by page.
         verifier: draws the tokens.
         points: features that are taken of every pass.
     """
@@ -108,6 +108,8 @@ class ModelRunner:
         points: FeaturePoints | None = None,
     ) -> None:
         self._model = model
+        self._num_groups = len(model.config.layer_groups)
+        self._groups = np.arange(self._num_groups, dtype=np.int64)[:, None]
         self._kv = kv
         self._tables = tables
         self._verifier = verifier
@@ -157,18 +159,19 @@ class ModelRunner:
 
         positions = np.arange(schedule.num_tokens, dtype=np.int64)
         positions += np.repeat(starts - query_starts[:-1], counts)
-        block_index, offsets = np.divmod(positions, self._block_size)
-        owners = self._tables.array[np.repeat(rows, counts), block_index]
+        pages, offsets = np.divmod(positions, self._block_size)
+        groups = self._num_groups
+        owners = self._tables.array[np.repeat(rows, counts), pages * groups + self._groups]
         for i, sequence in enumerate(sequences):
             if sequence.recompute_last:
-                owners[query_starts[i]] = SCRATCH_BLOCK
+                owners[:, query_starts[i]] = SCRATCH_BLOCK
         slots = owners * self._block_size + offsets
 
-        num_blocks = -(-ends // self._block_size)
-        width = int(num_blocks.max())
-        block_tables = self._tables.array[rows, :width]
+        num_pages = -(-ends // self._block_size)
+        width = int(num_pages.max())
+        block_tables = self._tables.array[rows, : width * groups].reshape(len(rows), width, groups)
         # Blocks may be allocated beyond the context so far; what they hold is nobody's business.
-        block_tables[np.arange(width) >= num_blocks[:, None]] = SCRATCH_BLOCK
+        block_tables[np.arange(width) >= num_pages[:, None]] = SCRATCH_BLOCK
 
         token_ids = np.fromiter(
             chain.from_iterable(
@@ -191,7 +194,7 @@ class ModelRunner:
             slots=self._tensor(slots),
             query_starts=tuple(query_starts.tolist()),
             context_lens=tuple(ends.tolist()),
-            block_tables=self._tensor(block_tables),
+            block_tables=self._tensor(block_tables.transpose(2, 0, 1)),
             logits_rows=self._tensor(np.concatenate(logits_rows)),
             visible=None if visible is None else self._tensor(visible),
         )
@@ -245,7 +248,9 @@ class ModelRunner:
     def _settle(self, sequence: EngineSequence, verified: Verified) -> None:
         if sequence.drafts is not None and not sequence.drafts.is_chain:
             table = self._tables.array[sequence.row]
-            move_accepted(self._kv, table, len(sequence.token_ids) - 1, verified.path, self._block_size)
+            for group in range(self._num_groups):
+                own = table[group :: self._num_groups]
+                move_accepted(self._kv, own, len(sequence.token_ids) - 1, verified.path, self._block_size)
 
     def _report_prompts(
         self, schedule: Schedule, spans: list[_PromptSpan], logits: torch.Tensor, result: RunResult

@@ -112,7 +112,7 @@ class Scheduler:
         if hits is None:
             insort(self.asking, sequence, key=_rank)
             return None
-        return sequence.num_sealed * self._blocks.block_size
+        return self._blocks.unread_tokens(sequence)
 
     def run(self, sequence: Sequence) -> None:
         """Lets a sequence that holds its blocks run."""
@@ -172,7 +172,7 @@ class Scheduler:
             require(sequence.num_uncomputed >= 1, f"{sequence.request_id} has a token to run")
             if not sequence.context_done or sequence.num_uncomputed > 1:
                 require(
-                    len(sequence.blocks) >= self._blocks.blocks_for(sequence.num_tokens),
+                    self._blocks.capacity_of(sequence) >= sequence.num_tokens,
                     f"the whole context of {sequence.request_id} has its blocks",
                 )
 
@@ -183,8 +183,7 @@ class Scheduler:
         return self._max_batched_tokens - batch.num_tokens
 
     def _add_decodes(self, batch: Schedule, now_s: float) -> None:
-        block_size = self._blocks.block_size
-        running = self.running
+        running, capacity_of = self.running, self._blocks.capacity_of
         index = 0
         # `running` shrinks from behind while this loop preempts.
         while index < len(running) and self._room(batch):
@@ -192,7 +191,7 @@ class Scheduler:
             index += 1
             if len(sequence.token_ids) - sequence.num_computed != 1:
                 continue
-            if sequence.num_computed >= len(sequence.blocks) * block_size and not self._grow(sequence):
+            if sequence.num_computed >= capacity_of(sequence) and not self._grow(sequence):
                 index -= 1
                 continue
             if sequence.decoding_since_s > now_s:
@@ -269,7 +268,8 @@ class Scheduler:
         sequence.recompute_last = hits == sequence.num_tokens
         sequence.num_computed = hits - 1 if sequence.recompute_last else hits
         if sequence.swapped is not None:
-            self._swap.load(sequence.swapped, sequence.blocks, hits // self._blocks.block_size)
+            found = hits // self._blocks.block_size * self._blocks.num_groups
+            self._swap.load(sequence.swapped, sequence.blocks, found)
             sequence.num_computed = max(sequence.num_computed, sequence.swapped.num_tokens)
             sequence.swapped = None
         if sequence.cached_tokens is None:
@@ -280,15 +280,15 @@ class Scheduler:
         return True
 
     def _allocate(self, sequence: Sequence, spare: int) -> int | None:
-        """As `BlockManager.allocate`, for the whole context, with a block left for each that grows."""
+        """As `BlockManager.allocate`, for the whole context, with a page left for each that grows."""
         return self._blocks.allocate(sequence, sequence.tokens_to_hold, spare + self._growing())
 
     def _is_full(self) -> bool:
         return len(self.running) >= self._max_running
 
     def _growing(self) -> int:
-        """Running sequences that may each need a block soon: so many stay available at an admission."""
-        return sum(1 for sequence in self.running if not sequence.hold)
+        """Blocks that running sequences may need soon, a page each: these stay available at an admission."""
+        return sum(1 for sequence in self.running if not sequence.hold) * self._blocks.num_groups
 
     def _overtakes(self, sequence: Sequence) -> bool:
         """Whether a reservation that ranks before it still waits for room."""
@@ -331,9 +331,9 @@ class Scheduler:
         victims = [
             s for s in reversed(self.running) if not s.hold and s.request.priority > sequence.request.priority
         ]
-        gain = sum(1 for s in victims for block in s.blocks if pool.references(block) == 1)
+        gain = sum(self._blocks.sole_blocks(victim) for victim in victims)
         needed = self._blocks.shortage_of(sequence, sequence.tokens_to_hold) + spare
-        growing = self._growing() - len(victims)
+        growing = self._growing() - len(victims) * self._blocks.num_groups
         if needed + growing > pool.num_available + gain:
             return False
         if len(self.running) - len(victims) + places > self._max_running:
@@ -347,7 +347,7 @@ class Scheduler:
         return False
 
     def _grow(self, sequence: Sequence) -> bool:
-        """One more block for a decode, preempting who ranks last; False where that was itself."""
+        """One more page for a decode, preempting who ranks last; False where that was itself."""
         while not self._blocks.grow(sequence):
             victim = next(other for other in reversed(self.running) if not other.hold)
             self._preempt(victim)
@@ -358,9 +358,8 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Back into the queue, its blocks freed."""
         self.running.remove(victim)
-        first = victim.num_dropped
-        written = victim.blocks[first : self._blocks.blocks_for(victim.num_computed)]
-        kept = self._swap.save(written, victim.num_computed, first)
+        written = self._blocks.pages_for(victim.num_computed) * self._blocks.num_groups
+        kept = self._swap.save(victim.blocks[:written], victim.num_computed)
         self._blocks.free(victim)
         victim.swapped = kept
         if kept is None:

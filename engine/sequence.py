@@ -43,12 +43,14 @@ class Sequence:
         num_computed: leading tokens whose KV is written.
         recompute_last: the KV of token `num_computed` lies in a shared block already; the next step
             computes it again for its logits alone and must not store it.
-        blocks: physical blocks in token order; mirrored in the row `row` of the block tables.
-        block_hashes: names of the leading full blocks, as far as anybody has asked for them.
+        blocks: physical blocks, page by page (see `engine.kv.block_manager`); mirrored in the row `row` of
+            the block tables.
+        block_hashes: names of the leading full pages, as far as anybody has asked for them.
         arriving: the KV of its context comes from elsewhere.
-        num_dropped: leading blocks that lie behind the window of all layers and were let go: 0 in `blocks`.
-        num_sealed: leading full blocks that have been offered to the prefix cache.
-        num_announced: leading blocks named in KvReady.
+        num_dropped: for each layer group the leading pages that lie behind its window and whose blocks were
+            let go: 0 in `blocks`. Empty while it holds no blocks.
+        num_sealed: leading full pages that have been offered to the prefix cache.
+        num_announced: leading pages named in KvReady.
         cached_tokens: leading tokens found in the prefix cache, the least of all admissions; None
             before the first one.
         context_done: the first token of this attempt has been drawn.
@@ -113,7 +115,7 @@ class Sequence:
         self.row = -1
         self.block_hashes: list[bytes] = []
         self.arriving = False
-        self.num_dropped = 0
+        self.num_dropped: list[int] = []
         self.num_sealed = 0
         self.num_announced = 0
         self.cached_tokens: int | None = None
@@ -164,7 +166,7 @@ class Sequence:
     def forget_progress(self) -> None:
         """Back to where nothing is computed, after its blocks were freed. Tokens and hashes stay."""
         self.num_computed = 0
-        self.num_dropped = 0
+        self.num_dropped = []
         self.num_sealed = 0
         self.recompute_last = False
         self.drafts = None

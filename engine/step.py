@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import zip_longest
 
 from engine.api import (
@@ -20,7 +19,12 @@ from engine.sequence import Sequence
 
 
 class StepRecorder:
-    """Turns what happens to sequences within a step into its StepOutput. `clock` gives monotonic seconds.
+    """Turns what happens to sequences within a step into its StepOutput.
+
+    Args:
+        block_size: tokens of a page.
+        num_groups: blocks of a page.
+        clock: monotonic seconds.
 
     Attributes:
         prompt_tokens: of all finished prefills.
@@ -28,8 +32,9 @@ class StepRecorder:
         generated_tokens: tokens drawn, those of held prefills included, adopted ones not.
     """
 
-    def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
+    def __init__(self, block_size: int, num_groups: int, clock: Callable[[], float]) -> None:
         self._block_size = block_size
+        self._num_groups = num_groups
         self._clock = clock
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -63,7 +68,7 @@ class StepRecorder:
         for place, (token_id, report) in enumerate(zip_longest(token_ids, logprobs), index):
             self._tokens.append(TokenOutput(name, place, token_id, None, report))
         if reason is not None:
-            self._tokens[-1] = replace(self._tokens[-1], finish_reason=reason)
+            self._tokens[-1] = self._tokens[-1]._replace(finish_reason=reason)
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""
@@ -72,7 +77,8 @@ class StepRecorder:
             num_tokens -= num_tokens % self._block_size
         end = -(-num_tokens // self._block_size)
         if end > sequence.num_announced:
-            blocks = tuple(sequence.blocks[sequence.num_announced : end])
+            groups = self._num_groups
+            blocks = tuple(sequence.blocks[sequence.num_announced * groups : end * groups])
             sequence.num_announced = end
             self._kv_ready.append(
                 KvReady(sequence.request_id, num_tokens, blocks, start_unix_ns, end_unix_ns)

@@ -50,7 +50,8 @@ class Answer:
                 f"{len(event.logprobs)} log probabilities came where {reported} were expected"
             )
         logprobs = tuple(token_logprobs(message) for message in event.logprobs[known:])
-        delta = TokenDelta(fresh, len(self.tokens), logprobs)
+        of_prompt = () if self.tokens else self._prompt_logprobs
+        delta = TokenDelta(fresh, len(self.tokens), logprobs, of_prompt)
         self.tokens.extend(fresh)
         self._last_at = time.monotonic()
         if self._first_at is None:

@@ -28,6 +28,7 @@ class ChoiceDelta:
         shown: with log probabilities, the tokens that go with the text shown so far, each once.
         reasoning: what can be shown of it now.
         calls: calls that begin, and new text of their arguments, in order.
+        prompt_logprobs: with the choice's first delta; those of its end, for doors that tell them early.
     """
 
     choice: int
@@ -37,6 +38,7 @@ class ChoiceDelta:
     shown: tuple[ShownToken, ...] = ()
     reasoning: str = ""
     calls: tuple[CallBegin | CallArguments, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

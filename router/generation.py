@@ -126,12 +126,14 @@ class TokenLogprobs:
 class TokenDelta:
     """New tokens of the answer. `index` is the position of the first, from 0; never a gap or a repeat.
 
-    `logprobs` has one entry for each token where the sampling asks for them, else none.
+    `logprobs` has one entry for each token where the sampling asks for them, else none. `prompt_logprobs`
+    come with the first tokens and are those of GenerationEnd.
     """
 
     token_ids: tuple[int, ...]
     index: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

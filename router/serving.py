@@ -140,9 +140,10 @@ class Serving:
         echo = prepared.echo[index // prepared.num_tried] if prepared.echo else ""
         try:
             async for event in generation:
+                of_prompt = event.prompt_logprobs
                 if echo:
-                    yield ChoiceDelta(index, echo, ())
-                    echo = ""
+                    yield ChoiceDelta(index, echo, (), prompt_logprobs=of_prompt)
+                    echo, of_prompt = "", ()
                 if isinstance(event, GenerationEnd):
                     rest = answer.finish()
                     if rest.text or rest.shown or rest.reasoning or rest.calls:
@@ -162,6 +163,7 @@ class Serving:
                         shown=piece.shown,
                         reasoning=piece.reasoning,
                         calls=piece.calls,
+                        prompt_logprobs=of_prompt,
                     )
                     if piece.stopped:
                         yield _end(index, answer, await generation.finish())

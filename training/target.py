@@ -13,7 +13,7 @@ from engine.models.config import ModelConfig
 from engine.models.errors import UnsupportedModelError
 from engine.models.registry import read_config
 from engine.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
-from engine.ops.base import Activation
+from engine.ops.activation import Activation
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def require_trainable(config: ModelConfig) -> None:
         "capped logits": bool(config.logit_softcap),
         "capped attention scores": bool(config.attention_softcap),
         "norms with an offset": bool(config.norm_offset),
-        "partly rotated heads": any(2 * len(r.inverse_frequencies) != config.head_dim for r in config.ropes),
+        "partly rotated heads": any(rope.dim != config.head_dim for rope in config.ropes),
         f"activation {config.activation}": config.activation is not Activation.SILU,
     }
     named = [problem for problem, applies in problems.items() if applies]

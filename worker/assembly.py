@@ -79,13 +79,16 @@ def assemble(config: WorkerConfig) -> Assembly:
     )
     dtype = torch_dtype(settings.dtype)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
-    num_blocks = settings.num_blocks or blocks_in_budget(settings.kv_memory_bytes, bytes_per_block)
+    num_groups = len(model.config.layer_groups)
+    num_blocks = settings.num_blocks or blocks_in_budget(
+        settings.kv_memory_bytes, bytes_per_block, num_groups
+    )
     pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
     revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
     engine = LLMEngine(model, pool, settings, hasher, grammars)
-    _warn_of_short_context(settings, model.config, num_blocks * settings.block_size, bytes_per_block)
+    _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
@@ -104,13 +107,14 @@ def assemble(config: WorkerConfig) -> Assembly:
 
 
 def _warn_of_short_context(
-    settings: EngineConfig, model: ModelConfig, held: int, bytes_per_block: int
+    settings: EngineConfig, model: ModelConfig, num_blocks: int, bytes_per_block: int
 ) -> None:
     """A context that the pool cuts short is no error, but nobody should have to find it out by a refusal."""
-    wanted = model.max_position_embeddings
+    wanted, num_groups = model.max_position_embeddings, len(model.layer_groups)
+    held = num_blocks // num_groups * settings.block_size
     if settings.max_model_len or held >= wanted:
         return
-    needed = (-(-wanted // settings.block_size) + SCRATCH_BLOCKS) * bytes_per_block
+    needed = (-(-wanted // settings.block_size) * num_groups + SCRATCH_BLOCKS) * bytes_per_block
     logger.warning(
         f"the KV pool holds {held} tokens, so prompt and answer together can have no more, though the model "
         f"takes {wanted}: a KV memory of {needed} bytes would hold them",
@@ -130,19 +134,23 @@ def _grammars(config: WorkerConfig, model: ModelConfig) -> GrammarCompiler | Non
 
 
 def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identity:
-    group = LayerGroup(
-        name="attention",
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        sliding_window=model.largest_window,
+    several = len(model.layer_groups) > 1
+    groups = tuple(
+        LayerGroup(
+            name=f"attention.{index}" if several else "attention",
+            num_layers=len(group.layers),
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            sliding_window=group.window,
+        )
+        for index, group in enumerate(model.layer_groups)
     )
     return Identity(
         model=config.model_name,
         revision=revision,
         dtype=config.engine.dtype,
         block_size=config.engine.block_size,
-        layer_groups=(group,),
+        layer_groups=groups,
         draft="",
         hash_version=HASH_VERSION,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from rich.markup import escape
 
 from cluster.cli.console import ERR, OUT, fail
 from cluster.cli.deployments import ClientKey, DeploymentName, find_ready, key_for
@@ -58,7 +59,7 @@ def chat(
     messages = list(opening)
     generation = None
     if sys.stdin.isatty():
-        ERR.print(f"[bold]{state.served_name}[/] [dim]{_HELP}[/]")
+        ERR.print(f"[bold]{escape(state.served_name)}[/] [dim]{_HELP}[/]")
     with Client(state.grpc_address, api_key=key_for(state, api_key)) as client:
         while (said := _read_line()) is not None:
             if said in ("/quit", "/exit"):
@@ -86,7 +87,7 @@ def chat(
             except KvrelayError as error:
                 if not sys.stdin.isatty():
                     fail(str(error))
-                ERR.print(f"[bold red]error:[/] {error}")
+                ERR.print(f"[bold red]error:[/] {escape(str(error))}")
                 continue
             messages = [*turn, Message("assistant", generation.text)]
             ERR.print(f"[dim]{counts_line(generation)}[/]")

@@ -46,4 +46,5 @@ def down(
         # Nothing is left after an orderly end; this is for one that was not.
         if survivors := clean_up_after(run_dir, state):
             fail("could not end: " + ", ".join(str(process.pid) for process in survivors))
-    OUT.print(f"{name} is stopped." if was_alive else f"{name} was gone already; cleaned up what it left.")
+    end = "is stopped." if was_alive else "was gone already; cleaned up what it left."
+    OUT.print(f"{name} {end}", markup=False)

@@ -35,11 +35,11 @@ def import_(
             fail(str(error))
         except OSError as error:
             fail(of_files(error, environment))
-    OUT.print(f"{entry.name}: {entry.path}")
+    OUT.print(f"{entry.name}: {entry.path}", markup=False)
 
 
 @app.command("list")
 def list_() -> None:
     """Names of the models in KVRELAY_HOME."""
     for name in imported_models(read_environment().home):
-        OUT.print(name)
+        OUT.print(name, markup=False)

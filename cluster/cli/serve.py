@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli.console import OUT, USAGE, StepReporter, fail, of_files
@@ -130,19 +131,19 @@ def print_addresses(served: Served) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     if state.external_routers:
-        table.add_row("Routers", ", ".join(state.external_routers))
+        table.add_row("Routers", escape(", ".join(state.external_routers)))
     else:
         table.add_row("OpenAI endpoint", f"{state.http_url}/v1")
         table.add_row("gRPC", state.grpc_address)
         table.add_row("Metrics", f"{state.http_url}/metrics")
     if state.dashboard_url:
         asks = f"  (asks for the token in {token})" if token else ""
-        table.add_row("Ray dashboard", state.dashboard_url + asks)
+        table.add_row("Ray dashboard", escape(state.dashboard_url + asks))
     if not spec.ray.address and token is None:
         table.add_row("", "Ray asks for no token: whoever reaches its ports on this machine can run code")
-    table.add_row("Logs", str(state.log_dir))
+    table.add_row("Logs", escape(str(state.log_dir)))
     OUT.print()
-    OUT.print(f"[bold green]{state.served_name}[/] is served. Ctrl-C stops it.")
+    OUT.print(f"[bold green]{escape(state.served_name)}[/] is served. Ctrl-C stops it.")
     OUT.print(table)
     OUT.print()
     if not state.external_routers:

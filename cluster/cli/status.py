@@ -10,6 +10,7 @@ import grpc
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli.console import OUT, fail
@@ -139,7 +140,7 @@ def _worker_dict(worker: router_pb2.WorkerStatus) -> dict[str, object]:
 def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> RenderableType:
     """The status as a table."""
     door = state.http_url or state.admin_address or "no router"
-    head = f"[bold]{state.name}[/]: {state.served_name}, {state.phase}, {door}"
+    head = f"[bold]{state.name}[/]: " + escape(f"{state.served_name}, {state.phase}, {door}")
     if answer is None:
         return Group(head, "the router does not serve now")
     load = (
@@ -155,7 +156,7 @@ def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> Re
     for worker in answer.workers:
         stats = worker.report.stats
         table.add_row(
-            worker.info.worker_id,
+            escape(worker.info.worker_id),
             _condition(worker),
             str(stats.running),
             str(stats.waiting),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.sizes import format_size
@@ -31,7 +32,7 @@ def print_timeline(console: Console, generation: Generation) -> None:
     table.add_column(style="dim")
     begun = 0.0
     for name, seconds, note in phases:
-        table.add_row(name, f"{seconds * 1000:.1f} ms", _bar(begun / total, seconds / total), note)
+        table.add_row(name, f"{seconds * 1000:.1f} ms", _bar(begun / total, seconds / total), escape(note))
         begun += seconds
     console.print()
     console.print(table)

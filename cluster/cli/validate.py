@@ -21,5 +21,6 @@ def validate(
         fail(str(error), FAILURE)
     OUT.print(
         f"{spec}: valid ({loaded.name}: {loaded.model}, {loaded.prefill.replicas} prefill, "
-        f"{loaded.decode.replicas} decode)"
+        f"{loaded.decode.replicas} decode)",
+        markup=False,
     )

@@ -19,6 +19,9 @@ from huggingface_hub.errors import (
 
 from cluster.model_store.errors import ModelStoreError
 from cluster.model_store.progress import Progress
+from engine.models.checkpoint import read_checkpoint
+from engine.models.registry import read_config
+from engine.models.weights import check_weights
 from router.text.chat_template import ChatTemplate
 from router.text.errors import ModelFilesError
 from router.text.tokenizer import Tokenizer
@@ -39,11 +42,6 @@ def validate_folder(folder: Path) -> None:
     Raises:
         ModelError: what is missing, corrupt or not supported, naming file and weight.
     """
-    # Here and not above: they import torch, which takes seconds, and most commands load no model.
-    from engine.models.checkpoint import read_checkpoint
-    from engine.models.registry import read_config
-    from engine.models.weights import check_weights
-
     config = read_config(folder)
     check_weights(read_checkpoint(folder), config)
     try:

@@ -14,7 +14,8 @@ class AttentionBackend(Protocol):
 
     A backend is made once for each model and may keep preallocated buffers; `begin` is called once a
     step, `attend` once a layer. It honours what the model's config says of attention: the scale, the soft
-    cap, and for each layer the window. Blocks wholly behind the window of all of a sequence's new tokens
+    cap, and for each layer the window; and what the batch says of draft trees and of keys that are not there.
+    Blocks wholly behind the window of all of a sequence's new tokens
     do not matter in that layer, whatever its block table names there.
     """
 
@@ -26,7 +27,7 @@ class AttentionBackend(Protocol):
         """Stores key and value at the batch's slots, then attends.
 
         Args:
-            layer: index into the pool's layer dimension.
+            layer: of the model. Its group and its place in the group's blocks say where its KV lies.
             query: [T, heads, head_dim], rotated.
             key: [T, kv_heads, head_dim], rotated.
             value: [T, kv_heads, head_dim].

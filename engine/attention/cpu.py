@@ -1,6 +1,9 @@
 """Paged attention through the CPU kernels: fp32, over the blocks where they lie.
 
-Online softmax over tiles of 64 keys at absolute positions, tiles of up to 64 rows (tokens x heads that share
+Beside quantised weights ("coarse") queries, keys, values and the softmax's weights are rounded to bfloat16
+before they are multiplied, on CPUs that have instructions for it; sums and softmax stay fp32, and so does KV.
+
+Online softmax over tiles of 64 keys at absolute positions, tiles of up to 192 rows (tokens x heads that share
 a key head). Each row's sums run in one order, so its bits depend neither on the batch, nor on how the prompt
 was cut into chunks, nor on the number of threads. Tiles are shared out among threads; few tiles over long
 contexts are shared out by spans of 256 keys.
@@ -15,6 +18,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import places
 from engine.ops.base import Ops
 from engine.ops.cpu.library import Kernels, Step
 from engine.ops.cpu.ops import Buffers, CpuOps
@@ -26,15 +30,21 @@ MAX_HEAD_DIM = 512
 class CpuAttention:
     """See the module; implements `AttentionBackend`."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, coarse: bool = False) -> None:
         self._kernels = kernels
+        self._coarse = coarse
         self._width = config.num_heads * config.head_dim
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
         self._windows = config.windows
+        self._places = places(config.layer_groups)
         self._out = Buffers()
-        self._step = Step(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
-        self._step_pointer = ctypes.pointer(self._step)
+        # One for each layer group.
+        self._steps = [
+            Step(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+            for _ in config.layer_groups
+        ]
+        self._step_pointers = [ctypes.pointer(step) for step in self._steps]
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
         """Describes the step to the kernels. Raises ValueError for a pool that is not fp32."""
@@ -43,18 +53,28 @@ class CpuAttention:
         starts = torch.tensor(batch.query_starts)
         contexts = torch.tensor(batch.context_lens)
         slots, tables = batch.slots.contiguous(), batch.block_tables.contiguous()
-        step = self._step
-        step.slots = slots.data_ptr()
-        step.tables = tables.data_ptr()
-        step.query_starts = starts.data_ptr()
-        step.contexts = contexts.data_ptr()
-        step.tokens = len(slots)
-        step.sequences = len(contexts)
-        step.table_width = tables.shape[1]
-        step.block_size = kv.shape[4]
-        step.block_stride = kv.stride(0)
+        trees = _tree_starts(batch)
+        firsts = None if batch.first_keys is None else torch.tensor(batch.first_keys)
+        visible = None if batch.visible is None else batch.visible.contiguous()
+        positions = batch.positions.contiguous()
+        slots_address, slots_bytes = slots.data_ptr(), slots.stride(0) * slots.itemsize
+        tables_address, tables_bytes = tables.data_ptr(), tables.stride(0) * tables.itemsize
+        for group, step in enumerate(self._steps):
+            step.slots = slots_address + group * slots_bytes
+            step.tables = tables_address + group * tables_bytes
+            step.query_starts = starts.data_ptr()
+            step.contexts = contexts.data_ptr()
+            step.positions = positions.data_ptr()
+            step.visible = _address(visible)
+            step.tree_starts = _address(trees)
+            step.first_keys = _address(firsts)
+            step.tokens = slots.shape[1]
+            step.sequences = len(contexts)
+            step.table_width = tables.shape[2]
+            step.block_size = kv.shape[4]
+            step.block_stride = kv.stride(0)
         # Addresses are only good while their tensors live.
-        self._alive = (slots, tables, starts, contexts, kv)
+        self._alive = (slots, tables, starts, contexts, positions, visible, trees, firsts, kv)
         self._address = kv.data_ptr()
         self._layer_bytes = kv.stride(1) * kv.itemsize
 
@@ -64,20 +84,36 @@ class CpuAttention:
         if key.stride(0) != value.stride(0):
             key, value = key.contiguous(), value.contiguous()
         result, address = self._out.get(query.shape[0], self._width)
+        group, place = self._places[layer]
         self._kernels.attend(
-            self._step_pointer,
+            self._step_pointers[group],
             query.data_ptr(),
             query.stride(0),
             key.data_ptr(),
             value.data_ptr(),
             key.stride(0),
-            self._address + layer * self._layer_bytes,
+            self._address + place * self._layer_bytes,
             address,
             self._scale,
             self._softcap,
             self._windows[layer],
+            self._coarse,
         )
         return result
+
+
+def _tree_starts(batch: ForwardBatch) -> torch.Tensor | None:
+    """The token that bit 0 stands for, [B]; None where no token has bits."""
+    if batch.visible is None:
+        return None
+    if batch.tree_starts is not None:
+        return torch.tensor(batch.tree_starts)
+    starts = torch.tensor(batch.query_starts)
+    return torch.tensor(batch.context_lens) - starts.diff()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _heads_whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +127,7 @@ def fits(config: ModelConfig) -> bool:
     return config.head_dim % HEAD_DIM_MULTIPLE == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the backend. Raises ValueError for other ops than the CPU's and for heads that do not fit."""
     if not isinstance(ops, CpuOps):
         raise ValueError("attention backend 'cpu' needs ops 'cpu'")
@@ -100,4 +136,4 @@ def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
             f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
             f"{MAX_HEAD_DIM}, not {config.head_dim}"
         )
-    return CpuAttention(config, ops.kernels)
+    return CpuAttention(config, ops.kernels, coarse)

@@ -18,7 +18,7 @@ AUTO = "auto"
 
 
 @cache
-def backends() -> dict[str, Callable[[ModelConfig, Ops], AttentionBackend]]:
+def backends() -> dict[str, Callable[[ModelConfig, Ops, bool], AttentionBackend]]:
     """File name -> constructor of every backend."""
     modules = {
         module.name: importlib.import_module(f"{engine.attention.__name__}.{module.name}")
@@ -27,8 +27,11 @@ def backends() -> dict[str, Callable[[ModelConfig, Ops], AttentionBackend]]:
     return {name: module.create for name, module in sorted(modules.items()) if hasattr(module, "create")}
 
 
-def create_backend(name: str, config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create_backend(name: str, config: ModelConfig, ops: Ops, *, coarse: bool = False) -> AttentionBackend:
     """Makes a backend for one model; "auto" is the fastest for its operations.
+
+    `coarse` allows a backend to round what it multiplies to bfloat16 where that is faster, as fits a model
+    whose weights are quantised. It need not: only the CPU's does.
 
     Raises:
         ValueError: no backend of that name, or it does not serve this model or these operations.
@@ -39,4 +42,4 @@ def create_backend(name: str, config: ModelConfig, ops: Ops) -> AttentionBackend
         raise ValueError(
             f"attention backend {name!r} does not exist; there are {', '.join((AUTO, *backends()))}"
         )
-    return backends()[name](config, ops)
+    return backends()[name](config, ops, coarse)

@@ -5,7 +5,7 @@ Blocks are gathered into buffers that live as long as the backend, by one `index
 [K/V, sequence, kv_head, position, head_dim]. Decodes of like length share one call, their grouped query
 heads folded into the query dimension; each prefill chunk has a call of its own. A chunk that begins its
 sequence attends to its own keys without gathering. Layers with a window gather only the blocks that it
-reaches; layers of one window share their plan. Soft-capped scores, which the fused form does not know, are
+reaches; the layers of a group share their plan. Soft-capped scores, which the fused form does not know, are
 computed step by step.
 """
 
@@ -19,8 +19,10 @@ from torch.nn import functional
 from engine.attention.base import AttentionBackend
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
+from engine.models.layer_groups import places
 from engine.ops.base import Ops
 
+_MAX_BITS = 64
 _MAX_PADDING_BLOCKS = 32
 """Blocks of padding that a group of decodes takes on before a second call is cheaper."""
 
@@ -31,7 +33,7 @@ class _Gathered:
 
     Attributes:
         rows: rows of the flat batch, [b] or [n]; None where they are all of it, in order.
-        block_rows: [2 * b * kv_heads * blocks] rows of the pool that layer 0 gathers.
+        block_rows: [2 * b * kv_heads * blocks] rows of the pool that the first layer of the group gathers.
         sequences: b.
         num_keys: keys that each sequence attends to, padding included.
         mask: added to the scores, [b, 1, queries, num_keys]; None where all is seen.
@@ -57,13 +59,13 @@ class _Fresh:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What a sequence's new tokens see of it in layers of one window.
+    """What a sequence's new tokens see of it in the layers of one group.
 
     Attributes:
         sequence: index in the batch.
         first_block: of its block table, the first that any new token sees.
         keys: positions from the start of that block to the end of the context.
-        hidden: positions at the start of that block that even the first new token does not see.
+        hidden: positions at the start of that block that no new token sees.
     """
 
     sequence: int
@@ -81,11 +83,14 @@ class SdpaAttention:
         self._head_dim = config.head_dim
         self._scale = config.attention_scale
         self._softcap = config.attention_softcap
-        self._windows = config.windows
+        self._groups = config.layer_groups
+        self._places = places(config.layer_groups)
         self._buffer = torch.empty(0)
+        # Of the step's chunks, by sequence and window: groups of one window share them.
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def begin(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
-        """Plans the step's calls, their rows and masks, which all layers of a window share."""
+        """Plans the step's calls, their rows and masks, which all layers of a group share."""
         block_size = kv.shape[4]
         self._block_size = block_size
         self._token_rows = kv.view(-1, self._head_dim)
@@ -93,22 +98,24 @@ class SdpaAttention:
         self._rows_per_block = kv.shape[1] * 2 * self._kv_heads
         self._heads_range = torch.arange(self._kv_heads, device=kv.device)
         blocks, offsets = batch.slots // block_size, batch.slots % block_size
-        rows = (blocks * self._rows_per_block)[:, None] + self._heads_range
-        self._write_rows = (rows * block_size + offsets[:, None]).flatten()
+        rows = (blocks * self._rows_per_block)[..., None] + self._heads_range
+        self._write_rows = (rows * block_size + offsets[..., None]).flatten(1)
         longest = max(batch.context_lens, default=0)
-        self._plans = {
-            window: self._plan(batch, kv.dtype, window if window < longest else 0)
-            for window in set(self._windows)
-        }
+        self._masks = {}
+        self._plans = [
+            self._plan(batch, tables, kv.dtype, group.window if group.window < longest else 0)
+            for group, tables in zip(self._groups, batch.block_tables, strict=True)
+        ]
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Stores key and value, then attends; see `AttentionBackend`."""
-        first = layer * 2 * self._kv_heads
+        group, place = self._places[layer]
+        first = place * 2 * self._kv_heads
         for index, tensor in enumerate((key, value)):
-            rows = self._write_rows + (first + index * self._kv_heads) * self._block_size
+            rows = self._write_rows[group] + (first + index * self._kv_heads) * self._block_size
             self._token_rows.index_copy_(0, rows, tensor.reshape(-1, self._head_dim))
         output = query.new_empty(query.shape[0], self._heads * self._head_dim)
-        for call in self._plans[self._windows[layer]]:
+        for call in self._plans[group]:
             if isinstance(call, _Fresh):
                 output[call.start : call.end] = self._attend_fresh(call, query, key, value)
                 continue
@@ -180,28 +187,42 @@ class SdpaAttention:
         keys, values = shaped[:, :, :, : call.num_keys].unbind(0)
         return keys, values
 
-    def _plan(self, batch: ForwardBatch, dtype: torch.dtype, window: int) -> list[_Gathered | _Fresh]:
+    def _plan(
+        self, batch: ForwardBatch, tables: torch.Tensor, dtype: torch.dtype, window: int
+    ) -> list[_Gathered | _Fresh]:
+        """The calls of a layer group, whose block tables are [B, max_blocks]."""
         calls: list[_Gathered | _Fresh] = []
         decodes: list[_Reach] = []
+        trees = _trees(batch)
         for sequence, context in enumerate(batch.context_lens):
             start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
-            reach = self._reach(sequence, context, end - start, window)
-            if end - start == context:
+            reach = self._reach(batch, sequence, sequence in trees, window)
+            if sequence in trees:
+                mask = self._tree_mask(batch, reach, dtype, window)
+                calls.append(self._plan_chunk(batch, tables, reach, mask))
+            elif end - start == context:
                 # The fused form is causal by itself, but knows neither windows nor soft caps.
                 masked = self._softcap or 0 < window < context
                 calls.append(_Fresh(start, end, self._mask(batch, reach, dtype, window) if masked else None))
             elif end - start == 1:
                 decodes.append(reach)
             else:
-                calls.append(self._plan_chunk(batch, reach, dtype, window))
-        calls += [self._plan_decodes(batch, group, dtype) for group in self._group(decodes)]
+                mask = self._mask(batch, reach, dtype, window)
+                calls.append(self._plan_chunk(batch, tables, reach, mask))
+        calls += [self._plan_decodes(batch, tables, group, dtype) for group in self._group(decodes)]
         return calls
 
-    def _reach(self, sequence: int, context: int, queries: int, window: int) -> _Reach:
-        first = max(0, context - queries + 1 - window) if window else 0
+    def _reach(self, batch: ForwardBatch, sequence: int, is_tree: bool, window: int) -> _Reach:
+        start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+        context = batch.context_lens[sequence]
+        first = 0 if batch.first_keys is None else batch.first_keys[sequence]
+        if window:
+            # Tokens of a tree may lie further back than they stand.
+            lowest = int(batch.positions[start:end].min()) if is_tree else context - (end - start)
+            first = max(first, lowest + 1 - window)
         first_block = first // self._block_size
-        start = first_block * self._block_size
-        return _Reach(sequence, first_block, context - start, first - start)
+        begin = first_block * self._block_size
+        return _Reach(sequence, first_block, context - begin, first - begin)
 
     def _num_blocks(self, num_keys: int) -> int:
         return -(-num_keys // self._block_size)
@@ -223,20 +244,25 @@ class SdpaAttention:
         return [sorted(group, key=lambda reach: reach.sequence) for group in groups]
 
     def _rows_of_blocks(self, tables: torch.Tensor) -> torch.Tensor:
-        """Rows of the pool that layer 0 gathers for block tables [b, blocks], in [2, b, kv_heads, blocks]."""
+        """Rows of the pool that a group's first layer gathers, in [2, b, kv_heads, blocks].
+
+        `tables` are block tables, [b, blocks].
+        """
         heads = self._heads_range[:, None] + tables[:, None] * self._rows_per_block
         return torch.stack((heads, heads + self._kv_heads)).flatten()
 
-    def _tables(self, batch: ForwardBatch, group: list[_Reach], num_blocks: int) -> torch.Tensor:
+    def _tables(self, tables: torch.Tensor, group: list[_Reach], num_blocks: int) -> torch.Tensor:
         """The reached part of the block tables, [b, num_blocks]; what pads it lies in any block."""
-        rows = batch.block_tables[[reach.sequence for reach in group]]
+        rows = tables[[reach.sequence for reach in group]]
         if not any(reach.first_block for reach in group):
             return rows[:, :num_blocks]
         firsts = torch.tensor([reach.first_block for reach in group], device=rows.device)
         columns = firsts[:, None] + torch.arange(num_blocks, device=rows.device)
         return rows.gather(1, columns.clamp_(max=rows.shape[1] - 1))
 
-    def _plan_decodes(self, batch: ForwardBatch, group: list[_Reach], dtype: torch.dtype) -> _Gathered:
+    def _plan_decodes(
+        self, batch: ForwardBatch, tables: torch.Tensor, group: list[_Reach], dtype: torch.dtype
+    ) -> _Gathered:
         device = batch.block_tables.device
         longest = max(reach.keys for reach in group)
         mask = None
@@ -250,33 +276,67 @@ class SdpaAttention:
         whole = len(group) == batch.query_starts[-1]
         return _Gathered(
             rows=None if whole else torch.tensor(rows, device=device),
-            block_rows=self._rows_of_blocks(self._tables(batch, group, self._num_blocks(longest))),
+            block_rows=self._rows_of_blocks(self._tables(tables, group, self._num_blocks(longest))),
             sequences=len(group),
             num_keys=longest,
             mask=mask,
             is_decode=True,
         )
 
-    def _plan_chunk(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> _Gathered:
+    def _plan_chunk(
+        self, batch: ForwardBatch, tables: torch.Tensor, reach: _Reach, mask: torch.Tensor
+    ) -> _Gathered:
         start, end = batch.query_starts[reach.sequence], batch.query_starts[reach.sequence + 1]
         return _Gathered(
             rows=torch.arange(start, end, device=batch.block_tables.device),
-            block_rows=self._rows_of_blocks(self._tables(batch, [reach], self._num_blocks(reach.keys))),
+            block_rows=self._rows_of_blocks(self._tables(tables, [reach], self._num_blocks(reach.keys))),
             sequences=1,
             num_keys=reach.keys,
-            mask=self._mask(batch, reach, dtype, window),
+            mask=mask,
             is_decode=False,
         )
 
     def _mask(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> torch.Tensor:
         """What a chunk's tokens do not see of the keys that the chunk reaches, [1, 1, queries, keys]."""
+        known = self._masks.get((reach.sequence, window))
+        if known is not None:
+            return known
         queries = batch.query_starts[reach.sequence + 1] - batch.query_starts[reach.sequence]
         before = reach.keys - queries
         mask = torch.full((queries, reach.keys), -torch.inf, dtype=dtype, device=batch.block_tables.device)
         unseen = mask.triu(before + 1)
         if window:
             unseen += mask.tril(before - window)
-        return unseen[None, None]
+        unseen[:, : reach.hidden] = -torch.inf
+        mask = self._masks[reach.sequence, window] = unseen[None, None]
+        return mask
+
+    def _tree_mask(self, batch: ForwardBatch, reach: _Reach, dtype: torch.dtype, window: int) -> torch.Tensor:
+        """The same for tokens of a draft tree."""
+        assert batch.visible is not None
+        rows = slice(batch.query_starts[reach.sequence], batch.query_starts[reach.sequence + 1])
+        bits, context = batch.visible[rows, None], batch.context_lens[reach.sequence]
+        tree = context - len(bits) if batch.tree_starts is None else batch.tree_starts[reach.sequence]
+        keys = torch.arange(context - reach.keys, context, device=bits.device)
+        own = torch.arange(context - len(bits), context, device=bits.device)[:, None]
+        nodes = (keys - tree).clamp_(0, _MAX_BITS - 1)
+        seen = torch.where(keys < tree, True, (bits >> nodes & 1).bool())
+        seen = torch.where(bits == 0, keys <= own, seen)
+        seen[:, : reach.hidden] = False
+        if window:
+            oldest = torch.where(bits == 0, own, batch.positions[rows, None]) + 1 - window
+            seen &= (keys >= tree) & (bits != 0) | (keys >= oldest)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=bits.device)
+        return mask.masked_fill_(~seen, -torch.inf)[None, None]
+
+
+def _trees(batch: ForwardBatch) -> frozenset[int]:
+    """Sequences of which a token has bits."""
+    if batch.visible is None:
+        return frozenset()
+    bits = batch.visible.tolist()
+    bounds = zip(batch.query_starts, batch.query_starts[1:], strict=False)
+    return frozenset(i for i, (start, end) in enumerate(bounds) if any(bits[start:end]))
 
 
 def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
@@ -284,6 +344,6 @@ def _heads_first(tokens: torch.Tensor) -> torch.Tensor:
     return tokens.transpose(0, 1)[None]
 
 
-def create(config: ModelConfig, ops: Ops) -> AttentionBackend:
+def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
     """Makes the SDPA backend."""
     return SdpaAttention(config)

@@ -4,13 +4,13 @@ The cache is prefix-closed: a block is in it only while its parent is. Eviction 
 sequence holds a block's parents whenever it holds the block and lets them go after it; the order of last
 use is then leaves first by itself.
 
-Where all layers have a window it is open instead: sequences let go first what lies behind the window, a
-block's name still stands for all tokens before it, and a hit needs no more than what the window reaches.
+That of layers with a window is open instead: sequences let go first what lies behind the window, a block's
+name still stands for all tokens before it, and a hit needs no more than what the window reaches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api import CacheEvents
@@ -65,23 +65,6 @@ class PrefixCache:
                 break
             blocks.append(block)
         return blocks
-
-    def match_reach(self, block_hashes: Sequence[bytes], reach: Callable[[int], int]) -> list[int]:
-        """The longest leading part of the chain of whose n blocks all from `reach(n)` on are here.
-
-        Returns:
-            n blocks, 0 for those before.
-        """
-        blocks = [self._blocks.get(block_hash, 0) for block_hash in block_hashes]
-        longest = first = 0
-        for index, block in enumerate(blocks):
-            if not block:
-                first = index + 1
-            elif first <= reach(index + 1):
-                longest = index + 1
-        found = blocks[:longest]
-        behind = min(reach(longest), longest)
-        return [0] * behind + found[behind:]
 
     def publish(self, block: int, block_hash: bytes, parent: bytes | None) -> None:
         """Enters a written block. Raises ValueError where name or block is taken or the parent absent."""

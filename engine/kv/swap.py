@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.kv.block_pool import require
+from engine.kv.block_pool import SCRATCH_BLOCK, require
 
+NOT_KEPT = -1
+"""In the place of a slot: this block needs none."""
 _SHARE = 0.3
 """Weight of the latest copy in the running mean of their speed."""
 
@@ -36,14 +38,13 @@ class HostBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwappedKv:
-    """The KV of a sequence's first `num_tokens` tokens, but for those behind its window.
+    """The KV of a sequence's first `num_tokens` tokens.
 
-    Its block `first_block + i` lies in slot `slots[i]`.
+    Its block i lies in slot `slots[i]`; `NOT_KEPT` is one that was let go, behind a window.
     """
 
     slots: tuple[int, ...]
     num_tokens: int
-    first_block: int = 0
 
 
 class SwapSpace:
@@ -83,47 +84,47 @@ class SwapSpace:
         """Blocks that are here."""
         return self._fresh - len(self._returned)
 
-    def save(self, blocks: Sequence[int], num_tokens: int, first_block: int = 0) -> SwappedKv | None:
+    def save(self, blocks: Sequence[int], num_tokens: int) -> SwappedKv | None:
         """Copies the blocks of a sequence's first `num_tokens` tokens out, if that is worth it.
 
         Args:
-            blocks: those from `first_block` on.
+            blocks: theirs, 0 for those that were let go.
             num_tokens: that are computed, however many of them are still held.
-            first_block: what lies before is behind the window.
 
         Returns:
             What to give to `load` and `release`; None, nothing done, where computing the tokens anew is
             cheaper, where there are none, or where there is no room.
         """
-        if not num_tokens or len(blocks) > self.total - self.used or not self._pays(len(blocks), num_tokens):
+        held = [block for block in blocks if block != SCRATCH_BLOCK]
+        if not num_tokens or len(held) > self.total - self.used or not self._pays(len(held), num_tokens):
             return None
-        slots = tuple(self._take() for _ in blocks)
+        slots = tuple(NOT_KEPT if block == SCRATCH_BLOCK else self._take() for block in blocks)
         # All may lie behind a short window: then there is nothing to copy, nor to compute again.
-        if slots:
+        if held:
             start = self._clock()
-            self._host.save(blocks, slots)
-            self._measured(len(blocks), start)
-            self.blocks_out_total += len(blocks)
-        return SwappedKv(slots, num_tokens, first_block)
+            self._host.save(held, _kept(slots))
+            self._measured(len(held), start)
+            self.blocks_out_total += len(held)
+        return SwappedKv(slots, num_tokens)
 
     def load(self, kept: SwappedKv, blocks: Sequence[int], skip: int) -> None:
         """Copies KV back into a sequence's blocks, all but its first `skip`, and lets the slots go."""
-        first = max(skip, kept.first_block)
-        wanted = kept.slots[first - kept.first_block :]
+        wanted = _kept(kept.slots[skip:])
         if wanted:
             start = self._clock()
-            self._host.load(wanted, blocks[first : first + len(wanted)])
+            places = range(skip, len(kept.slots))
+            self._host.load(wanted, [blocks[place] for place in places if kept.slots[place] != NOT_KEPT])
             self._measured(len(wanted), start)
             self.blocks_in_total += len(wanted)
         self.release(kept)
 
     def release(self, kept: SwappedKv) -> None:
         """Lets the slots go: nobody wants this KV any more."""
-        self._returned.extend(kept.slots)
+        self._returned.extend(_kept(kept.slots))
 
     def check_invariants(self, holders: Sequence[SwappedKv]) -> None:
         """Raises AssertionError naming the broken invariant. `holders` are all that is swapped out."""
-        held = [slot for kept in holders for slot in kept.slots]
+        held = [slot for kept in holders for slot in _kept(kept.slots)]
         require(len(held) == self.used, "as many swap slots are in use as swapped sequences hold")
         require(
             sorted(held + self._returned) == list(range(self._fresh)),
@@ -147,3 +148,7 @@ class SwapSpace:
         seconds = (self._clock() - start_s) / num_blocks
         before = seconds if self._copy_s is None else self._copy_s
         self._copy_s = before + _SHARE * (seconds - before)
+
+
+def _kept(slots: Sequence[int]) -> list[int]:
+    return [slot for slot in slots if slot != NOT_KEPT]

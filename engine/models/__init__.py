@@ -1,1 +1,1 @@
-"""Model families, one file each."""
+"""Models: reading their configs and weights, and computing them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,6 +10,22 @@ import torch
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
 from engine.models.features import FeatureTap
+from engine.ops.base import Linear, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What a draft head has in common with its model.
+
+    Attributes:
+        ops: that the model is computed with.
+        embedding: [V, H], unscaled.
+        lm_head: H to V, laid out for `ops`.
+    """
+
+    ops: Ops
+    embedding: torch.Tensor
+    lm_head: Linear
 
 
 class CausalLM(Protocol):
@@ -21,7 +38,16 @@ class CausalLM(Protocol):
 
         Args:
             batch: the new tokens.
-            kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch.
+            kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], block 0 being scratch; the
+                layers of a block are those of one group.
             tap: gets the features of all tokens of the batch.
         """
+        ...
+
+
+class DraftedLM(CausalLM, Protocol):
+    """A model that draft heads can be loaded for."""
+
+    def shared(self) -> SharedParts:
+        """What a draft head has in common with the model."""
         ...

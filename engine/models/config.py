@@ -4,20 +4,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.ops.base import Activation
+from engine.models.layer_groups import LayerGroup, layer_groups
+from engine.ops.activation import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Frequencies divided by `factor` (position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DividedEach:
+    """Frequency of pair i divided by `factors[i]` (LongRoPE)."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Pairs up to `low` keep their frequency, those from `high` on are divided by `factor`, linear between
+    (YaRN)."""
+
+    factor: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """Wavelengths below `original_length / high` stay, those above `original_length / low` are divided by
+    `factor`, and between the two both are blended (Llama 3.1)."""
+
+    factor: float
+    low: float
+    high: float
+    original_length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding of a layer: the angle of pair i at position p is p * inverse_frequencies[i].
+    """Rotary position embedding of a layer. `engine.models.rotary` computes it.
 
     Attributes:
-        inverse_frequencies: radians a token, fp32 values; where they are fewer than head_dim / 2, the
-            dimensions of a head behind the first 2 * len(inverse_frequencies) are not rotated.
+        dim: leading dimensions of a head that are rotated, even.
+        theta: the angle of pair i at position p is p * theta ** (-2 i / dim), where nothing is scaled.
+        scaling: how these frequencies are scaled.
         magnitude: factor on cosine and sine.
     """
 
-    inverse_frequencies: tuple[float, ...]
+    dim: int
+    theta: float
+    scaling: Divided | DividedEach | Ramp | Bands | None = None
     magnitude: float = 1.0
 
 
@@ -125,9 +164,6 @@ class ModelConfig:
     layout: Layout = Layout()
 
     @property
-    def largest_window(self) -> int:
-        """Tokens that a token attends to at most, in any layer; 0 where a layer attends to all.
-
-        KV further back can be let go: all layers' KV of a token lies in one block.
-        """
-        return max(self.windows) if all(self.windows) else 0
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Layers that share blocks, the longest history first."""
+        return layer_groups(self.windows)

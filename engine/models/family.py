@@ -13,7 +13,7 @@ from engine.models.config import Experts, ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.fields import RawConfig, boolean, positive_float, positive_int, require_neutral
 from engine.models.rope import DEFAULT_THETA, merged_settings, read_rope
-from engine.ops.base import Activation
+from engine.ops.activation import Activation
 
 _ACTIVATIONS = {
     "silu": Activation.SILU,

@@ -12,11 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.attention.registry import create_backend
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderWeights, FeedForwardWeights, LayerWeights
+from engine.models.decoder import Decoder, DecoderWeights
 from engine.models.errors import CheckpointError, ModelError
+from engine.models.layers import FeedForwardWeights, LayerWeights
 from engine.models.moe import ExpertsWeights
 from engine.models.registry import read_config
 from engine.models.upgrade import UpgradingModel
@@ -36,6 +37,7 @@ from engine.ops.base import HeadNorms, Linear, Norm, Ops
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.ops.registry import select_ops
 from engine.quantization.int8 import Int8Weight
+from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,7 +60,7 @@ def load_model(
     device: str = "cpu",
     context_length: int = 0,
     kernel_cache: Path | None = None,
-) -> CausalLM:
+) -> DraftedLM:
     """Loads config and weights and makes the model's attention backend.
 
     Args:
@@ -85,7 +87,7 @@ def load_model(
     selection = select_ops(wanted, device=device, dtype=kind, kernel_cache=kernel_cache or DEFAULT_CACHE)
 
     def load(arithmetic: Ops) -> Decoder:
-        attention = create_backend(attention_backend, config, arithmetic)
+        attention = create_backend(attention_backend, config, arithmetic, coarse=quantization != PLAIN)
         checkpoint = read_checkpoint(model_dir)
         check_weights(checkpoint, config)
         with ExitStack() as stack:

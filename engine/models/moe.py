@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.base import Activation, Linear, Ops
+from engine.ops.activation import Activation
+from engine.ops.base import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)

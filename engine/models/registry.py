@@ -1,4 +1,4 @@
-"""Finds the family of a model. A family is any module of this package that defines `FAMILY`."""
+"""Finds the family of a model: any module of `engine.models.families` that defines `FAMILY`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pkgutil
 from functools import cache
 from pathlib import Path
 
-import engine.models
+import engine.models.families
 from engine.models.checkpoint import read_json
 from engine.models.config import ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
@@ -19,10 +19,10 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family of the package, by model type."""
+    """Every family, by model type."""
     modules = (
-        importlib.import_module(f"{engine.models.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(engine.models.__path__)
+        importlib.import_module(f"{engine.models.families.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(engine.models.families.__path__)
     )
     found = [module.FAMILY for module in modules if isinstance(getattr(module, "FAMILY", None), Family)]
     return tuple(sorted(found, key=lambda family: family.model_type))

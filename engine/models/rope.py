@@ -1,12 +1,11 @@
-"""Reads rotary embedding from config.json and computes its frequencies, scaled as the file says.
+"""Reads rotary embedding from config.json, scaled as the file says. No torch.
 
 Frequencies follow from the model and from the length of the contexts it is asked for, never from the length
 of one sequence: blocks of KV are shared by their tokens, so a key's rotation can depend on nothing else. Two
 kinds of scaling name a length, `dynamic` and `longrope`; both are computed for the longest context.
 
 Sources: linear and NTK-aware scaling as in https://arxiv.org/abs/2309.00071, which also defines YaRN;
-LongRoPE is https://arxiv.org/abs/2402.13753; the piecewise form is that of the Llama 3.1 release. Formulas
-and their order of rounding are those of transformers.
+LongRoPE is https://arxiv.org/abs/2402.13753; the piecewise form is that of the Llama 3.1 release.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from engine.models.config import Rope
+from engine.models.config import Bands, Divided, DividedEach, Ramp, Rope
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.fields import RawConfig, boolean, positive_float, positive_int
 
@@ -55,27 +52,22 @@ class RopeSource:
         """Tokens of the contexts that the model was trained on before scaling."""
         return positive_int(self.settings, "original_max_position_embeddings", self.max_position_embeddings)
 
-    def powers(self, theta: float) -> torch.Tensor:
-        """theta ** (2 i / dim), [dim / 2], fp32."""
-        exponents: torch.Tensor = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
-        return theta**exponents
+
+def _plain(source: RopeSource) -> Rope:
+    return Rope(source.dim, source.theta)
 
 
-def _default(source: RopeSource) -> tuple[torch.Tensor, float]:
-    return 1.0 / source.powers(source.theta), 1.0
+def _linear(source: RopeSource) -> Rope:
+    return Rope(source.dim, source.theta, Divided(source.factor))
 
 
-def _linear(source: RopeSource) -> tuple[torch.Tensor, float]:
-    return 1.0 / source.powers(source.theta) / source.factor, 1.0
-
-
-def _dynamic(source: RopeSource) -> tuple[torch.Tensor, float]:
+def _dynamic(source: RopeSource) -> Rope:
     length = max(source.context_length or _scaled_limit(source), source.max_position_embeddings)
     stretch = source.factor * length / source.max_position_embeddings - (source.factor - 1)
-    return 1.0 / source.powers(source.theta * stretch ** (source.dim / (source.dim - 2))), 1.0
+    return Rope(source.dim, source.theta * stretch ** (source.dim / (source.dim - 2)))
 
 
-def _yarn(source: RopeSource) -> tuple[torch.Tensor, float]:
+def _yarn(source: RopeSource) -> Rope:
     settings, original = source.settings, source.original_length
     factor = positive_float(settings, "factor", source.max_position_embeddings / original)
     truncate = boolean(settings, "truncate", True)
@@ -87,12 +79,8 @@ def _yarn(source: RopeSource) -> tuple[torch.Tensor, float]:
     low, high = boundary("beta_fast", 32.0), boundary("beta_slow", 1.0)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, source.dim - 1)
-    # As wide as transformers makes a ramp that has no width.
-    ramp = (torch.arange(source.dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
-    kept = 1 - ramp.clamp(0, 1)
-    powers = source.powers(source.theta)
-    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, _yarn_magnitude(settings, factor)
+    ramp = Ramp(factor, max(low, 0), min(high, source.dim - 1))
+    return Rope(source.dim, source.theta, ramp, _yarn_magnitude(settings, factor))
 
 
 def _yarn_magnitude(settings: RawConfig, factor: float) -> float:
@@ -108,7 +96,7 @@ def _yarn_magnitude(settings: RawConfig, factor: float) -> float:
     return magnitude(1.0)
 
 
-def _longrope(source: RopeSource) -> tuple[torch.Tensor, float]:
+def _longrope(source: RopeSource) -> Rope:
     original = source.original_length
     longest = source.context_length or source.max_position_embeddings
     key = "long_factor" if longest > original else "short_factor"
@@ -116,38 +104,32 @@ def _longrope(source: RopeSource) -> tuple[torch.Tensor, float]:
     wanted = source.dim // 2
     if not isinstance(factors, list) or len(factors) != wanted:
         raise CheckpointError(f"config.json: {key} must be a list of {wanted} numbers, not {factors!r}")
-    scales = torch.tensor([positive_float({key: value}, key) for value in factors], dtype=torch.float32)
+    scales = DividedEach(tuple(positive_float({key: value}, key) for value in factors))
     factor = positive_float(source.settings, "factor", source.max_position_embeddings / original)
     magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     magnitude = positive_float(source.settings, "attention_factor", magnitude)
-    return 1.0 / (scales * source.powers(source.theta)), magnitude
+    return Rope(source.dim, source.theta, scales, magnitude)
 
 
-def _llama3(source: RopeSource) -> tuple[torch.Tensor, float]:
-    settings, original, factor = source.settings, source.original_length, source.factor
-    low = positive_float(settings, "low_freq_factor")
-    high = positive_float(settings, "high_freq_factor")
+def _llama3(source: RopeSource) -> Rope:
+    low = positive_float(source.settings, "low_freq_factor")
+    high = positive_float(source.settings, "high_freq_factor")
     if not low < high:
         raise CheckpointError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
-    inverse = 1.0 / source.powers(source.theta)
-    wavelengths = 2 * math.pi / inverse
-    smooth = (original / wavelengths - low) / (high - low)
-    blended = (1 - smooth) * inverse / factor + smooth * inverse
-    scaled = torch.where(wavelengths > original / low, inverse / factor, blended)
-    return torch.where(wavelengths < original / high, inverse, scaled), 1.0
+    return Rope(source.dim, source.theta, Bands(source.factor, low, high, source.original_length))
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A `rope_type`: what computes it, and the settings that it knows."""
+    """A `rope_type`: what reads it, and the settings that it knows."""
 
-    compute: Callable[[RopeSource], tuple[torch.Tensor, float]]
+    read: Callable[[RopeSource], Rope]
     keys: frozenset[str] = frozenset()
 
 
 _ORIGINAL = "original_max_position_embeddings"
 _KINDS = {
-    "default": _Kind(_default),
+    "default": _Kind(_plain),
     "linear": _Kind(_linear, frozenset({"factor"})),
     "dynamic": _Kind(_dynamic, frozenset({"factor"})),
     "yarn": _Kind(
@@ -192,7 +174,7 @@ def merged_settings(raw: RawConfig, default_theta: float) -> dict[str, object]:
 def read_rope(
     settings: Mapping[str, object], *, head_dim: int, max_position_embeddings: int, context_length: int
 ) -> tuple[Rope, int]:
-    """Computes one rotary embedding.
+    """Reads one rotary embedding.
 
     Args:
         settings: as `merged_settings` returns them.
@@ -226,12 +208,12 @@ def read_rope(
         raise CheckpointError(f"config.json: {dim} rotated dimensions of head_dim {head_dim}: must be even")
     source = RopeSource(settings, dim, max_position_embeddings, context_length)
     try:
-        inverse, magnitude = kind.compute(source)
+        rope = kind.read(source)
     except CheckpointError:
         raise
     except (ArithmeticError, ValueError) as error:  # a logarithm of 1 to divide by, a root of less than 0
         raise CheckpointError(f"config.json: rotary embedding of type {name!r}: {error}") from error
-    return Rope(tuple(inverse.tolist()), magnitude), _scaled_limit(source)
+    return rope, _scaled_limit(source)
 
 
 def _scaled_limit(source: RopeSource) -> int:

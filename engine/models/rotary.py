@@ -1,10 +1,40 @@
-"""Angles of rotary position embedding, computed once a step for all layers that are rotated alike."""
+"""Angles of rotary position embedding, computed once a step for all layers that are rotated alike.
+
+Formulas and their order of rounding are those of transformers.
+"""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from engine.models.config import Rope
+from engine.models.config import Bands, Divided, DividedEach, Ramp, Rope
+
+
+def inverse_frequencies(rope: Rope) -> torch.Tensor:
+    """Radians a token of each pair that is rotated, [dim / 2] fp32."""
+    exponents: torch.Tensor = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    powers = rope.theta**exponents
+    match rope.scaling:
+        case None:
+            return 1.0 / powers
+        case Divided(factor):
+            return 1.0 / powers / factor
+        case DividedEach(factors):
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
+        case Ramp(factor, low, high):
+            # As wide as transformers makes a ramp that has no width.
+            ramp = (torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+            kept = 1 - ramp.clamp(0, 1)
+            return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
+        case Bands(factor, low, high, original):
+            inverse = 1.0 / powers
+            wavelengths = 2 * math.pi / inverse
+            smooth = (original / wavelengths - low) / (high - low)
+            blended = (1 - smooth) * inverse / factor + smooth * inverse
+            scaled = torch.where(wavelengths > original / low, inverse / factor, blended)
+            return torch.where(wavelengths < original / high, inverse, scaled)
 
 
 class Rotary:
@@ -13,10 +43,7 @@ class Rotary:
     def __init__(self, ropes: tuple[Rope, ...], device: torch.device) -> None:
         distinct = list(dict.fromkeys(ropes))
         self._kinds = tuple(distinct.index(rope) for rope in ropes)
-        self._frequencies = [
-            (torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device), rope.magnitude)
-            for rope in distinct
-        ]
+        self._frequencies = [(inverse_frequencies(rope).to(device), rope.magnitude) for rope in distinct]
 
     def angles(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Cosine and sine of each layer for positions [T], each [T, rotated pairs], fp32.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.models.base import CausalLM
+from engine.models.base import DraftedLM, SharedParts
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeatureTap
 
@@ -26,10 +26,10 @@ class UpgradingModel:
         better: makes the other. Where it fails, `model` goes on serving, and the log says why.
     """
 
-    def __init__(self, model: CausalLM, better: Callable[[], CausalLM]) -> None:
+    def __init__(self, model: DraftedLM, better: Callable[[], DraftedLM]) -> None:
         self.config = model.config
         self._model = model
-        self._better: CausalLM | None = None
+        self._better: DraftedLM | None = None
         # A process that ends does not wait for what it will not use.
         self._thread = threading.Thread(target=self._make, args=(better,), name="upgrade", daemon=True)
         self._thread.start()
@@ -38,13 +38,18 @@ class UpgradingModel:
         """Until the attempt is over; the next step uses what came of it."""
         self._thread.join()
 
+    def shared(self) -> SharedParts:
+        """Of the model that is going to stay: waits for the attempt to be over."""
+        self.wait()
+        return (self._better or self._model).shared()
+
     def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`."""
         if self._better is not None:
             self._model, self._better = self._better, None
         return self._model.forward(batch, kv, tap)
 
-    def _make(self, better: Callable[[], CausalLM]) -> None:
+    def _make(self, better: Callable[[], DraftedLM]) -> None:
         try:
             self._better = better()
             logger.info("the faster model is ready")

@@ -7,19 +7,12 @@ keep its results to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 
+from engine.ops.activation import Activation
 from engine.quantization.int8 import Int8Weight
-
-
-class Activation(StrEnum):
-    """What a gated feed-forward layer applies to its gate."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True, slots=True)

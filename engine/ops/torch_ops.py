@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.quantization.int8 import Int8Weight, round_inputs
 
 

@@ -11,15 +11,16 @@ bound is within 3 of the truth for every draw there is, so the outcome is that o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor, write_uniforms
 from engine.sampling.keys import DrawKey
+from engine.sampling.parts import DrawnPart, PartsOfSteps
 from engine.sampling.rules import TokenRules
-from engine.sampling.truncation import truncate
+from engine.sampling.truncation import Limits, truncate
 
 # Elements that are worked on at a time: what fits a core's cache.
 _CHUNK_ELEMENTS = 1 << 18
@@ -31,12 +32,21 @@ _BOUND_SLACK = 3.0
 
 
 class Drawer:
-    """Draws tokens. Keeps the memory that it works in, for fresh memory costs more than the work."""
+    """Draws tokens.
+
+    Keeps what is the same in the next step: the memory that it works in, for fresh memory costs more than the
+    work, and what is known of rows for as long as they are the same (`engine.sampling.parts`).
+    """
 
     def __init__(self) -> None:
         self._memory: tuple[torch.Tensor, ...] = ()
+        self._parts = PartsOfSteps(_CHUNK_ELEMENTS)
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]) -> list[int]:
+    def begin(self) -> None:
+        """A new step begins: its draws are expected to be those of the step before, in the same order."""
+        self._parts.begin()
+
+    def draw(self, logits: torch.Tensor, rows: list[int], rules: list[TokenRules]) -> list[int]:
         """Draws a token for some rows.
 
         Args:
@@ -45,29 +55,30 @@ class Drawer:
             rules: one for each of `rows`; none is greedy.
         """
         tokens = [0] * len(rows)
-        for part, scores, memory in self._scored(logits, rows, rules):
-            chosen = [rules[index] for index in part]
-            keys = key_tensor([rule.key for rule in chosen], logits.device)
-            if chosen[0].truncates:
-                drawn = _from_truncated(scores, chosen, keys)
+        keys = key_tensor([rule.key for rule in rules], logits.device)
+        for part in self._parts.of(rows, rules, logits):
+            ids, scores, *memory = self._room(len(part.places), logits)
+            _score(logits, part, scores)
+            own_keys = keys[part.index]
+            if part.limits is None:
+                drawn = _from_whole(scores, own_keys, ids, *memory)
             else:
-                drawn = _from_whole(scores, keys, *memory)
-            for index, token_id in zip(part, drawn, strict=True):
-                tokens[index] = token_id
+                drawn = _from_truncated(scores, own_keys, part.limits)
+            for place, token_id in zip(part.places, drawn, strict=True):
+                tokens[place] = token_id
         return tokens
 
-    def probabilities(
-        self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]
-    ) -> torch.Tensor:
+    def probabilities(self, logits: torch.Tensor, rows: list[int], rules: list[TokenRules]) -> torch.Tensor:
         """What `draw` draws from: [len(rows), vocab] fp32, 0 where a token is cut off; arguments as there."""
         told = torch.zeros(len(rows), logits.shape[1], device=logits.device)
-        for part, scores, _ in self._scored(logits, rows, rules):
-            places = torch.tensor(part, device=logits.device)
-            if not rules[part[0]].truncates:
-                told[places] = scores.softmax(dim=-1)
+        for part in self._parts.of(rows, rules, logits):
+            _, scores, *_ = self._room(len(part.places), logits)
+            _score(logits, part, scores)
+            if part.limits is None:
+                told[part.index] = scores.softmax(dim=-1)
                 continue
-            for kept in truncate(scores, [rules[index].params for index in part]):
-                own = places[kept.rows]
+            for kept in truncate(scores, part.limits):
+                own = part.index[kept.rows]
                 told[own[:, None], kept.token_ids] = kept.scores.softmax(dim=-1)
         return told
 
@@ -82,47 +93,39 @@ class Drawer:
         size = max(1, _CHUNK_ELEMENTS // weights.shape[1])
         for start in range(0, len(keys), size):
             part = keys[start : start + size]
-            scores, *memory = self._room(len(part), weights)
+            ids, scores, *memory = self._room(len(part), weights)
             torch.log(weights[start : start + size], out=scores)
-            tokens += _from_whole(scores, key_tensor(list(part), weights.device), *memory)
+            tokens += _from_whole(scores, key_tensor(list(part), weights.device), ids, *memory)
         return tokens
 
-    def _scored(
-        self, logits: torch.Tensor, rows: Sequence[int], rules: Sequence[TokenRules]
-    ) -> Iterator[tuple[list[int], torch.Tensor, list[torch.Tensor]]]:
-        """Parts of `rows` that truncate or do not: which of them, their scores, and memory beside these."""
-        size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
-        for truncated in (False, True):
-            group = [index for index, rule in enumerate(rules) if rule.truncates is truncated]
-            for start in range(0, len(group), size):
-                part = group[start : start + size]
-                scores, *memory = self._room(len(part), logits)
-                _score(logits, [rows[index] for index in part], [rules[index] for index in part], scores)
-                yield part, scores, memory
-
     def _room(self, rows: int, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Two fp32 and two int32 tensors [rows, vocab], with whatever was in them before."""
+        """All token ids, [1, vocab] int32; and two fp32 and two int32 tensors [rows, vocab], with whatever
+        was in them before."""
         vocab_size = logits.shape[1]
-        if not self._memory or self._memory[0].shape[1] != vocab_size or len(self._memory[0]) < rows:
+        if not self._memory or self._memory[0].shape[1] != vocab_size or len(self._memory[1]) < rows:
             kinds = (torch.float32, torch.float32, torch.int32, torch.int32)
-            self._memory = tuple(
-                torch.empty(rows, vocab_size, dtype=kind, device=logits.device) for kind in kinds
-            )
-        return tuple(tensor[:rows] for tensor in self._memory)
+            ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device)[None]
+            room = (torch.empty(rows, vocab_size, dtype=kind, device=logits.device) for kind in kinds)
+            self._memory = (ids, *room)
+        ids, *memory = self._memory
+        return (ids, *(tensor[:rows] for tensor in memory))
 
 
-def _score(logits: torch.Tensor, rows: list[int], rules: Sequence[TokenRules], out: torch.Tensor) -> None:
-    """Writes log probabilities up to a constant, [len(rows), vocab]: the best of each row is 0."""
-    torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=out)
-    temperatures = torch.tensor([rule.params.temperature for rule in rules], device=logits.device)
+def _score(logits: torch.Tensor, part: DrawnPart, out: torch.Tensor) -> None:
+    """Writes log probabilities up to a constant, [rows of the part, vocab]: the best of each row is 0."""
+    torch.index_select(logits, 0, part.rows, out=out)
     # The maximum is taken off first, so that tiny temperatures cannot overflow.
-    out.sub_(out.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    out.sub_(out.amax(dim=-1, keepdim=True)).div_(part.temperatures)
 
 
 def _from_whole(
-    scores: torch.Tensor, keys: torch.Tensor, draws: torch.Tensor, bits: torch.Tensor, spare: torch.Tensor
+    scores: torch.Tensor,
+    keys: torch.Tensor,
+    ids: torch.Tensor,
+    draws: torch.Tensor,
+    bits: torch.Tensor,
+    spare: torch.Tensor,
 ) -> list[int]:
-    ids = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
     write_uniforms(keys, ids, draws, bits, spare)
     bound = spare.view(torch.float32).copy_(draws.view(torch.int32))
     bound.mul_(-_LN2_PER_BIT).add_(_EXPONENT_BIAS).add_(scores)
@@ -135,9 +138,9 @@ def _from_whole(
     return tokens.scatter_reduce_(0, rows, ids_of_best, reduce="amin").tolist()
 
 
-def _from_truncated(scores: torch.Tensor, rules: Sequence[TokenRules], keys: torch.Tensor) -> list[int]:
-    tokens = [0] * len(rules)
-    for kept in truncate(scores, [rule.params for rule in rules]):
+def _from_truncated(scores: torch.Tensor, keys: torch.Tensor, limits: Limits) -> list[int]:
+    tokens = [0] * len(scores)
+    for kept in truncate(scores, limits):
         values = kept.scores - exponentials(keys[kept.rows], kept.token_ids).log_()
         best = values.amax(dim=-1, keepdim=True)
         winners = kept.token_ids.masked_fill(values < best, scores.shape[1]).amin(dim=-1)

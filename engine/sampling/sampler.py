@@ -137,6 +137,7 @@ class Sampler:
         """
         if len(rules) != logits.shape[0]:
             raise ValueError(f"{logits.shape[0]} rows, {len(rules)} rules")
+        self._drawer.begin()
         best, token_ids = _best(logits)
         sampled.token_ids = token_ids.tolist()
         # NaN and infinity show in the best; a few entries of -inf are as good as any others.

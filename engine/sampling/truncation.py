@@ -36,18 +36,43 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """Parameters of R rows, [R, 1] each: the log of min_p, top_k of at most the vocabulary, and top_p."""
+class Limits:
+    """Parameters of R rows, as `limits_of` makes them; they hold as long as the rows are the same.
+
+    Attributes:
+        min_score: [R, 1] fp32, the log of min_p.
+        top_k: [R, 1] int64, at most the vocabulary.
+        top_p: [R, 1] fp64.
+        typical_p: one for each row.
+    """
 
     min_score: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
+    typical_p: tuple[float, ...]
 
-    def of(self, rows: torch.Tensor) -> _Limits:
-        return _Limits(self.min_score[rows], self.top_k[rows], self.top_p[rows])
+    def of(self, rows: torch.Tensor) -> Limits:
+        """Those of some rows."""
+        typical_p = tuple(self.typical_p[row] for row in rows.tolist())
+        return Limits(self.min_score[rows], self.top_k[rows], self.top_p[rows], typical_p)
 
 
-def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kept]:
+def limits_of(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> Limits:
+    """What the parameters of rows cut off of a vocabulary."""
+    values = np.array([(p.min_p, p.top_k, p.top_p) for p in params], dtype=np.float64).reshape(-1, 3)
+    with np.errstate(divide="ignore"):
+        min_scores = np.log(values[:, 0]).astype(np.float32)
+    top_k = values[:, 1].astype(np.int64)
+    top_k[(top_k == 0) | (top_k > vocab_size)] = vocab_size
+    return Limits(
+        torch.from_numpy(min_scores).to(device)[:, None],
+        torch.from_numpy(top_k).to(device)[:, None],
+        torch.from_numpy(np.ascontiguousarray(values[:, 2])).to(device)[:, None],
+        tuple(p.typical_p for p in params),
+    )
+
+
+def truncate(scores: torch.Tensor, limits: Limits) -> list[Kept]:
     """Cuts tokens off.
 
     Min-p keeps the scores that are at least log(min_p). Top-k keeps the `top_k` best. Top-p then keeps the
@@ -57,14 +82,13 @@ def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kep
 
     Args:
         scores: [R, vocab] fp32, the best of each row being 0; left as it is.
-        params: one for each row.
+        limits: of the rows.
 
     Returns:
         Every row in one of the groups.
     """
     vocab_size = scores.shape[1]
-    limits = _limits(params, vocab_size, scores.device)
-    rows = torch.arange(len(params), device=scores.device)
+    rows = torch.arange(len(scores), device=scores.device)
     kept: list[Kept] = []
     for size in (*(head for head in _HEADS if head < vocab_size), vocab_size):
         is_all = size == vocab_size
@@ -73,9 +97,8 @@ def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kep
         if bool(settled.any()):
             which = settled.nonzero().squeeze(-1)
             left = head[which].masked_fill(head[which] < lowest[which], -torch.inf)
-            names = rows[which].tolist()
-            _keep_typical(left, [params[row] for row in names])
-            kept.append(Kept(names, token_ids[which], left))
+            _keep_typical(left, [limits.typical_p[row] for row in which.tolist()])
+            kept.append(Kept(rows[which].tolist(), token_ids[which], left))
         if bool(settled.all()):
             break
         open_rows = (~settled).nonzero().squeeze(-1)
@@ -83,21 +106,8 @@ def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kep
     return kept
 
 
-def _limits(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> _Limits:
-    values = np.array([(p.min_p, p.top_k, p.top_p) for p in params], dtype=np.float64).reshape(-1, 3)
-    with np.errstate(divide="ignore"):
-        min_scores = np.log(values[:, 0]).astype(np.float32)
-    top_k = values[:, 1].astype(np.int64)
-    top_k[(top_k == 0) | (top_k > vocab_size)] = vocab_size
-    return _Limits(
-        torch.from_numpy(min_scores).to(device)[:, None],
-        torch.from_numpy(top_k).to(device)[:, None],
-        torch.from_numpy(np.ascontiguousarray(values[:, 2])).to(device)[:, None],
-    )
-
-
 def _lowest_kept(
-    scores: torch.Tensor, head: torch.Tensor, limits: _Limits, is_all: bool
+    scores: torch.Tensor, head: torch.Tensor, limits: Limits, is_all: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest score to keep in each row, [R, 1], and whether the head is enough to say so, [R].
 
@@ -149,10 +159,10 @@ def _mass(scores: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
     return lanes.cumsum(dim=-1)[:, -1:]
 
 
-def _keep_typical(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+def _keep_typical(scores: torch.Tensor, typical_p: Sequence[float]) -> None:
     """Sets the scores of all but the typical tokens to -inf, in place. Rows are [N], -inf where cut off."""
-    for row, row_params in enumerate(params):
-        if row_params.typical_p < 1.0:
+    for row, wanted in enumerate(typical_p):
+        if wanted < 1.0:
             kept = (scores[row] > -torch.inf).nonzero().squeeze(-1)
             left = scores[row, kept].double()
             log_p = left - left.exp().cumsum(0)[-1].log()
@@ -160,5 +170,5 @@ def _keep_typical(scores: torch.Tensor, params: Sequence[SamplingParams]) -> Non
             distance = (-log_p - entropy).abs()
             order = distance.argsort(stable=True)
             mass = log_p.exp()[order].cumsum(0)
-            last = min(int((mass < row_params.typical_p).sum()), len(kept) - 1)
+            last = min(int((mass < wanted).sum()), len(kept) - 1)
             scores[row, kept[distance > distance[order[last]]]] = -torch.inf

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from engine.config import EngineConfig
+from engine.models.base import CausalLM
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.tree import DraftTree
@@ -50,6 +52,23 @@ class TargetPass:
 
     extents: tuple[Extent, ...]
     features: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a drafter drafts for.
+
+    Attributes:
+        model: the model.
+        kv: its pool, with layers behind its own where the drafter keeps KV there.
+        settings: of its engine.
+        max_model_len: most tokens of prompt and answer together.
+    """
+
+    model: CausalLM
+    kv: torch.Tensor
+    settings: EngineConfig
+    max_model_len: int
 
 
 class Drafter(Protocol):

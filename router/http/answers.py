@@ -154,17 +154,23 @@ class EventStream(GenerationResponse):
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 self._tokens += len(event.token_ids)
-                chunk = self.form.delta(event)
-                if chunk is None:
-                    continue
             else:
                 self._ends.append(event)
-                chunk = self.form.end(event)
-            yield self._encode(chunk)
+            if len(event.prompt_logprobs) <= INLINE_POSITIONS:
+                data = self._write(event)
+            else:
+                data = await asyncio.to_thread(self._write, event)
+            if data:
+                yield data
         if self._with_usage:
             yield _sse(self.form.closing(usage_body(usage_of(self.prepared, self._ends))))
 
-    def _encode(self, chunk: Chunk) -> bytes:
+    def _write(self, event: ChoiceEvent) -> bytes:
+        """The event's chunk; empty where there is nothing to say."""
+        chunk: Chunk | None
+        chunk = self.form.delta(event) if isinstance(event, ChoiceDelta) else self.form.end(event)
+        if chunk is None:
+            return b""
         if self._with_usage:
             usage = running_usage(self.prepared.prompt_tokens, self._tokens) if self._running_usage else None
             chunk["usage"] = usage

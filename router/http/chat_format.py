@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from router.answer_text import ShownToken
 from router.choice_events import ChoiceDelta, ChoiceEnd
+from router.generation import TokenLogprobs
 from router.http.call_bodies import call_deltas, whole_calls
 from router.http.formats import AnswerView, Envelope, WholeChoice
 from router.http.responses import (
@@ -31,7 +32,6 @@ class ChatFormat:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> ChatCompletion:
         """See AnswerFormat."""
-        view = self._view
         body: ChatCompletion = {
             "id": self._id,
             "object": "chat.completion",
@@ -41,17 +41,14 @@ class ChatFormat:
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage,
         }
-        prompt = view.prepared.prompt_of(0)
-        if view.prompt_logprobs is not None:
-            body["prompt_logprobs"] = view.writer.prompt(
-                prompt, choices[0].end.prompt_logprobs, view.prompt_logprobs
-            )
-        if view.token_ids:
-            body["prompt_token_ids"] = list(prompt)
+        self._tell_prompt(body, choices[0].end.prompt_logprobs)
         return body
 
     def delta(self, delta: ChoiceDelta) -> ChatCompletionChunk | None:
-        """The first chunk of a choice names the role and comes even without text: prefill is over."""
+        """The first chunk of a choice names the role and comes even without text: prefill is over.
+
+        The first of all also tells of the prompt.
+        """
         first = delta.choice not in self._begun
         content = _delta_of(delta, first=first)
         if not (content or delta.shown or (self._view.token_ids and delta.token_ids)):
@@ -65,20 +62,34 @@ class ChatFormat:
         if self._view.token_ids:
             choice["token_ids"] = list(delta.token_ids)
         chunk = self._chunk([choice])
-        if self._view.token_ids and not self._begun:
-            chunk["prompt_token_ids"] = list(self._view.prepared.prompt_of(0))
+        if not self._begun:
+            self._tell_prompt(chunk, delta.prompt_logprobs)
         self._begun.add(delta.choice)
         return chunk
 
     def end(self, end: ChoiceEnd) -> ChatCompletionChunk:
         """See AnswerFormat."""
-        return self._chunk(
+        chunk = self._chunk(
             [{"index": end.choice, "delta": {}, "logprobs": None, "finish_reason": end.finish_reason}]
         )
+        if not self._begun:
+            self._tell_prompt(chunk, end.prompt_logprobs)
+        self._begun.add(end.choice)
+        return chunk
 
     def closing(self, usage: Usage) -> ChatCompletionChunk:
         """See AnswerFormat."""
         return {**self._chunk([]), "usage": usage}
+
+    def _tell_prompt(
+        self, body: ChatCompletion | ChatCompletionChunk, logprobs: Sequence[TokenLogprobs]
+    ) -> None:
+        """Adds what is told of the prompt, which all choices share."""
+        view, prompt = self._view, self._view.prepared.prompt_of(0)
+        if view.prompt_logprobs is not None:
+            body["prompt_logprobs"] = view.writer.prompt(prompt, logprobs, view.prompt_logprobs)
+        if view.token_ids:
+            body["prompt_token_ids"] = list(prompt)
 
     def _whole_choice(self, index: int, choice: WholeChoice) -> ChatChoice:
         body: ChatChoice = {

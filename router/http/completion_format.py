@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.answer_text import ShownToken
 from router.choice_events import ChoiceDelta, ChoiceEnd
+from router.generation import TokenLogprobs
 from router.http.formats import AnswerView, Envelope, WholeChoice
 from router.http.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 
@@ -25,24 +25,26 @@ class CompletionFormat:
         return {**self._body(bodies), "usage": usage}
 
     def delta(self, delta: ChoiceDelta) -> Completion | None:
-        """See AnswerFormat."""
+        """See AnswerFormat. The first chunk of a choice also tells of its prompt."""
+        first = delta.choice not in self._begun
         ids = self._view.token_ids and delta.token_ids
-        if not (delta.text or delta.shown or ids):
+        if not (delta.text or delta.shown or ids or (first and self._tells_prompt)):
             return None
         choice = self._choice(delta.choice, delta.text)
         if self._view.prepared.reports_logprobs:
             choice["logprobs"] = self._view.writer.completion(delta.shown, self._echo(delta.choice))
         if self._view.token_ids:
             choice["token_ids"] = list(delta.token_ids)
-            if delta.choice not in self._begun:
-                choice["prompt_token_ids"] = list(self._view.prepared.prompt_of(delta.choice))
-        self._begun.add(delta.choice)
+        if first:
+            self._begin(choice, delta.prompt_logprobs)
         return self._body([choice])
 
     def end(self, end: ChoiceEnd) -> Completion:
         """See AnswerFormat."""
         choice = self._choice(end.choice, "")
         choice["finish_reason"] = end.finish_reason
+        if end.choice not in self._begun and self._tells_prompt:
+            self._begin(choice, end.prompt_logprobs)
         return self._body([choice])
 
     def closing(self, usage: Usage) -> Completion:
@@ -51,36 +53,33 @@ class CompletionFormat:
 
     def _whole_choice(self, index: int, whole: WholeChoice) -> CompletionChoice:
         view = self._view
-        prompt = view.prepared.prompt_of(index)
         choice = self._choice(index, whole.text)
         choice["finish_reason"] = whole.end.finish_reason
         if view.prepared.reports_logprobs:
-            choice["logprobs"] = self._logprobs(index, prompt, whole.shown, whole.end)
-        if view.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = view.writer.prompt(
-                prompt, whole.end.prompt_logprobs, view.prompt_logprobs
-            )
+            choice["logprobs"] = view.writer.completion(whole.shown, self._echo(index))
         if view.token_ids:
-            choice["prompt_token_ids"] = list(prompt)
             choice["token_ids"] = list(whole.token_ids)
+        self._begin(choice, whole.end.prompt_logprobs)
         return choice
 
-    def _logprobs(
-        self, index: int, prompt: Sequence[int], shown: Sequence[ShownToken], end: ChoiceEnd
-    ) -> CompletionLogprobs:
-        answer = self._view.writer.completion(shown, self._echo(index))
+    def _begin(self, choice: CompletionChoice, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Adds what is told of a choice's prompt, once."""
+        view, prepared, index = self._view, self._view.prepared, choice["index"]
+        self._begun.add(index)
+        prompt = prepared.prompt_of(index)
+        if prepared.echo and prepared.reports_logprobs:
+            text = prepared.echo[index // prepared.num_choices]
+            choice["logprobs"] = _joined(view.writer.echo(prompt, logprobs, text), choice["logprobs"])
+        if view.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = view.writer.prompt(prompt, logprobs, view.prompt_logprobs)
+        if view.token_ids:
+            choice["prompt_token_ids"] = list(prompt)
+
+    @property
+    def _tells_prompt(self) -> bool:
+        """Whether a choice has something to say although its answer has no text yet."""
         prepared = self._view.prepared
-        if not prepared.echo:
-            return answer
-        before = self._view.writer.echo(
-            prompt, end.prompt_logprobs, prepared.echo[index // prepared.num_choices]
-        )
-        return {
-            "tokens": before["tokens"] + answer["tokens"],
-            "token_logprobs": before["token_logprobs"] + answer["token_logprobs"],
-            "top_logprobs": before["top_logprobs"] + answer["top_logprobs"],
-            "text_offset": before["text_offset"] + answer["text_offset"],
-        }
+        return self._view.prompt_logprobs is not None or bool(prepared.echo and prepared.reports_logprobs)
 
     def _echo(self, choice: int) -> int:
         """Characters of the prompt before the answer."""
@@ -99,3 +98,14 @@ class CompletionFormat:
             "system_fingerprint": self._envelope.system_fingerprint,
             "choices": choices,
         }
+
+
+def _joined(prompt: CompletionLogprobs, answer: CompletionLogprobs | None) -> CompletionLogprobs:
+    if answer is None:
+        return prompt
+    return {
+        "tokens": prompt["tokens"] + answer["tokens"],
+        "token_logprobs": prompt["token_logprobs"] + answer["token_logprobs"],
+        "top_logprobs": prompt["top_logprobs"] + answer["top_logprobs"],
+        "text_offset": prompt["text_offset"] + answer["text_offset"],
+    }

@@ -95,8 +95,7 @@ class PromptLogprob(TypedDict):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 _PROMPT_LOGPROBS = told(
     "With prompt_logprobs: for each token of the prompt the log probabilities in its place, by token id; "
-    "null "
-    "for the first.",
+    "null for the first. In a stream they come with the first chunk.",
     "a list as long as the prompt",
 )
 
@@ -254,6 +253,7 @@ class ChatCompletionChunk(TypedDict):
     system_fingerprint: Annotated[str, Field(description=_FINGERPRINT)]
     choices: Annotated[list[ChunkChoice], Field(description=_CHOICES)]
     usage: NotRequired[Annotated[Usage | None, Field(description=_STREAM_USAGE)]]
+    prompt_logprobs: NotRequired[Annotated[PromptLogprobs, Field(description=_PROMPT_LOGPROBS)]]
     prompt_token_ids: NotRequired[Annotated[list[int], Field(description=_PROMPT_IDS)]]
 
 

@@ -98,6 +98,8 @@ def test_imports_stand_at_the_top() -> None:
         ("kvrelay", ("torch", "ray", "redis", "pydantic", "numpy", "fastapi")),
         ("prefix_index.index", ("torch", "ray", "grpc")),
         ("engine.scheduler", ("torch", "ray", "grpc", "redis")),
+        # Commands check models, and load none.
+        ("cluster.cli.main", ("torch", "ray", "nixl")),
     ],
 )
 def test_importing_a_room_loads_no_heavy_package(module: str, absent: tuple[str, ...]) -> None:

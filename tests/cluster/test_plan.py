@@ -10,11 +10,12 @@ from kvrelay.v1 import worker_pb2
 BLOCK_BYTES = 1 << 20
 
 
-def worker(name: str, max_model_len: int) -> worker_pb2.WorkerInfo:
+def worker(name: str, max_model_len: int, num_groups: int = 1) -> worker_pb2.WorkerInfo:
     return worker_pb2.WorkerInfo(
         worker_id=name,
         max_model_len=max_model_len,
         model_context_tokens=8192,
+        identity=worker_pb2.Identity(layer_groups=[worker_pb2.LayerGroup()] * num_groups),
         layout=worker_pb2.KvLayout(block_bytes=BLOCK_BYTES),
     )
 
@@ -25,6 +26,11 @@ def test_a_pool_that_cuts_the_context_short_is_told_with_the_way_out() -> None:
         "decode-0: prompt and answer together can have 5120 tokens, as many as the KV pool holds; "
         "for all 8192 of the model: --kv-memory 513MiB"
     )
+
+
+def test_a_context_takes_blocks_of_every_layer_group() -> None:
+    note = short_context(DeploymentSpec(), [worker("decode-0", 5120, num_groups=3)])
+    assert note.endswith("--kv-memory 1537MiB")
 
 
 def test_a_context_that_is_whole_or_meant_short_is_not_told() -> None:

@@ -27,16 +27,21 @@ def answer(max_model_len: int) -> router_pb2.RouterStatus:
     return router_pb2.RouterStatus(workers=[worker])
 
 
-def shown(status: router_pb2.RouterStatus) -> str:
+def shown(status: router_pb2.RouterStatus, state: DeploymentState = STATE) -> str:
     console = Console(width=160)
     with console.capture() as text:
-        console.print(render(STATE, status))
+        console.print(render(state, status))
     return text.get()
 
 
 @pytest.mark.parametrize(("length", "told"), [(5120, True), (8192, False)])
 def test_a_context_that_the_pool_cuts_short_is_shown(length: int, told: bool) -> None:
     assert ("contexts of 5120 of the model's 8192 tokens" in shown(answer(length))) is told
+
+
+def test_a_name_with_brackets_is_shown_whole() -> None:
+    state = STATE.model_copy(update={"served_name": "acme/model[red]"})
+    assert "default: acme/model[red], ready" in shown(answer(8192), state)
 
 
 def test_json_has_what_became_of_the_preempted() -> None:

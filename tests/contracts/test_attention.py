@@ -13,6 +13,7 @@ from engine.attention.registry import backends, create_backend
 from engine.kv.storage import allocate_pool
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig, Rope
+from engine.models.layer_groups import places
 from engine.ops.base import Ops
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.ops.registry import build_cpu_ops
@@ -32,7 +33,7 @@ CONFIG = ModelConfig(
     rms_norm_eps=1e-5,
     attention_scale=16**-0.5,
     windows=(0, 0),
-    ropes=(Rope((1.0,) * 8),) * 2,
+    ropes=(Rope(16, 10_000.0),) * 2,
     tie_word_embeddings=True,
     eos_token_ids=frozenset(),
     bos_token_id=None,
@@ -69,7 +70,8 @@ def make_case(
     """Random blocks; the pool is full of garbage where nothing of the case lies."""
     torch.manual_seed(seed)
     shape = (config.num_kv_heads, config.head_dim)
-    counts = [-(-(before + new) // block_size) for before, new in mix]
+    groups = len(config.layer_groups)
+    counts = [-(-(before + new) // block_size) * groups for before, new in mix]
     blocks = (torch.randperm(sum(counts) + 4) + 1).tolist()
     kv = allocate_pool(config, len(blocks), block_size, dtype)
     kv.normal_(std=30.0)
@@ -77,19 +79,19 @@ def make_case(
     for (before, new), count in zip(mix, counts, strict=True):
         table, blocks = blocks[:count], blocks[count:]
         sequences.append(([1] * new, before, table))
-    batch = make_batch(sequences, block_size)
+    batch = make_batch(sequences, block_size, num_groups=groups)
     total = len(batch.token_ids)
     query = torch.randn(total, config.num_heads, config.head_dim).to(dtype)
     key, value = (torch.randn(total, *shape).to(dtype) for _ in range(2))
     dense = []
-    for layer in range(config.num_layers):
+    for group, place in places(config.layer_groups):
         histories = []
         for index, (new, before, table) in enumerate(sequences):
             past = [torch.randn(before, *shape).to(dtype) for _ in range(2)]
             for position in range(before):
-                block, offset = table[position // block_size], position % block_size
+                page, offset = divmod(position, block_size)
                 for kind in range(2):
-                    kv[block, layer, kind, :, offset] = past[kind][position]
+                    kv[table[page * groups + group], place, kind, :, offset] = past[kind][position]
             start = batch.query_starts[index]
             own = slice(start, start + len(new))
             histories.append((torch.cat((past[0], key[own])), torch.cat((past[1], value[own]))))
@@ -121,13 +123,13 @@ def cpu_ops() -> Ops:
     return build_cpu_ops(DEFAULT_CACHE)
 
 
-def make_backend(name: str, config: ModelConfig) -> AttentionBackend:
-    return create_backend(name, config, cpu_ops() if name == "cpu" else TorchOps())
+def make_backend(name: str, config: ModelConfig, coarse: bool = False) -> AttentionBackend:
+    return create_backend(name, config, cpu_ops() if name == "cpu" else TorchOps(), coarse=coarse)
 
 
-def run(name: str, case: Case, config: ModelConfig) -> list[torch.Tensor]:
+def run(name: str, case: Case, config: ModelConfig, coarse: bool = False) -> list[torch.Tensor]:
     """All layers' outputs."""
-    backend = make_backend(name, config)
+    backend = make_backend(name, config, coarse)
     backend.begin(case.batch, case.kv)
     return [
         backend.attend(layer, case.query, case.key, case.value).clone() for layer in range(config.num_layers)
@@ -177,6 +179,39 @@ def test_scale_softcap_and_windows(
         )
 
 
+# Head dimensions around the vectors of the CPU's kernels, odd numbers of keys among the mixes.
+COARSE = SETTINGS | {
+    f"head_dim {dim}": replace(CONFIG, head_dim=dim, attention_scale=dim**-0.5) for dim in (48, 64, 512)
+}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("config", COARSE.values(), ids=COARSE.keys())
+@pytest.mark.parametrize("name", backends())
+def test_coarse_is_near(name: str, config: ModelConfig, mix: list[tuple[int, int]]) -> None:
+    """Rounded to 8 bits, and nothing else: no key is lost or counted twice."""
+    case = make_case(mix, 16, config, torch.float32)
+    for layer, output in enumerate(run(name, case, config, coarse=True)):
+        exact = dense_attention(case, layer, config)
+        torch.testing.assert_close(output.double(), exact, atol=0.05, rtol=0.05)
+        assert (output - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_unused_slots_of_a_block_may_hold_no_number(coarse: bool) -> None:
+    """Also beside the last of an odd number of keys, whose values share a lane with what follows."""
+    case = make_case([(100, 1), (32, 3), (5, 8), (0, 1)], 16, CONFIG, torch.float32)
+    expected = run("cpu", case, CONFIG, coarse)
+    used = torch.zeros(case.kv.shape[0], case.kv.shape[4], dtype=torch.bool)
+    for table, context in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
+        for position in range(context):
+            used[table[position // 16], position % 16] = True
+    spoilt = case.kv.clone()
+    spoilt.permute(0, 4, 1, 2, 3, 5)[~used] = float("nan")
+    for output, wanted in zip(run("cpu", replace(case, kv=spoilt), CONFIG, coarse), expected, strict=True):
+        assert torch.equal(output, wanted)
+
+
 @pytest.mark.parametrize("name", backends())
 def test_blocks_behind_the_window_do_not_matter(name: str) -> None:
     """Not even that their place in the table still names them: they may have been given away."""
@@ -184,11 +219,29 @@ def test_blocks_behind_the_window_do_not_matter(name: str) -> None:
     case = make_case([(100, 1), (77, 3), (20, 1)], 16, config, torch.float32)
     expected = run(name, case, config)
     tables = case.batch.block_tables.clone()
-    tables[0, : (101 - 20) // 16] = 0
-    tables[1, : (78 - 20) // 16] = 0
+    tables[0, 0, : (101 - 20) // 16] = 0
+    tables[0, 1, : (78 - 20) // 16] = 0
     again = replace(case, batch=replace(case.batch, block_tables=tables))
     for output, wanted in zip(run(name, again, config), expected, strict=True):
         assert torch.equal(output, wanted)
+
+
+@pytest.mark.parametrize("name", backends())
+def test_each_layer_group_has_its_own_blocks(name: str) -> None:
+    """Layers of two windows and of none, whose groups hold several layers: only their own windows matter."""
+    windows = (0, 20, 0, 20, 7, 0, 20, 7, 0)
+    config = replace(CONFIG, num_layers=9, windows=windows, ropes=CONFIG.ropes[:1] * 9)
+    assert [group.window for group in config.layer_groups] == [0, 0, 20, 20, 7]
+    case = make_case([(100, 1), (77, 3), (20, 1), (0, 30)], 16, config, torch.float32)
+    tables = case.batch.block_tables
+    for tables_of_group, group in zip(tables, config.layer_groups, strict=True):
+        if group.window:
+            tables_of_group[0, : (101 - group.window) // 16] = 0
+            tables_of_group[1, : (78 - group.window) // 16] = 0
+    for layer, output in enumerate(run(name, case, config)):
+        torch.testing.assert_close(
+            output.double(), dense_attention(case, layer, config), atol=2e-6, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kv_heads", [1, 6])
@@ -217,7 +270,7 @@ def test_writes_its_slots_and_nothing_else(name: str) -> None:
     before = case.kv.clone()
     run(name, case, CONFIG)
     for layer in range(CONFIG.num_layers):
-        for row, slot in enumerate(case.batch.slots.tolist()):
+        for row, slot in enumerate(case.batch.slots[0].tolist()):
             block, offset = divmod(slot, 16)
             assert torch.equal(case.kv[block, layer, 0, :, offset], case.key[row])
             assert torch.equal(case.kv[block, layer, 1, :, offset], case.value[row])
@@ -247,11 +300,11 @@ def test_sequences_may_share_blocks(name: str) -> None:
     block_size, prefix = 4, 8
     own = make_case([(12, 1), (12, 3)], block_size, CONFIG, torch.float32)
     tables = own.batch.block_tables.clone()
-    shared = tables[0, : prefix // block_size]
-    for block, copy in zip(shared.tolist(), tables[1, : prefix // block_size].tolist(), strict=True):
+    shared = tables[0, 0, : prefix // block_size]
+    for block, copy in zip(shared.tolist(), tables[0, 1, : prefix // block_size].tolist(), strict=True):
         own.kv[copy] = own.kv[block]
     expected = run(name, own, CONFIG)
-    tables[1, : prefix // block_size] = shared
+    tables[0, 1, : prefix // block_size] = shared
     together = replace(own, batch=replace(own.batch, block_tables=tables))
     for output, wanted in zip(run(name, together, CONFIG), expected, strict=True):
         assert torch.equal(output, wanted)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.ops.base import Activation, HeadNorms, Norm, Ops
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Norm, Ops
 from engine.ops.cpu.build import PACKAGED, build, supported_targets
 from engine.ops.cpu.library import load_kernels
 from engine.ops.cpu.ops import CpuOps
@@ -109,7 +110,9 @@ def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return (functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")) * up
+    return (
+        functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")
+    ) * up
 
 
 @pytest.mark.parametrize("activation", Activation)

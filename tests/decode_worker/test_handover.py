@@ -318,3 +318,31 @@ async def test_of_a_windowed_model_only_what_the_window_reaches_is_read(tmp_path
         assert end.timeline.transfer_bytes == 3 * pair.prefill_link.info.layout.block_bytes
         assert pair.prefill_link.info.identity.layer_groups[0].sliding_window == WINDOW
         await pair.quiet()
+
+
+@pytest.mark.parametrize(
+    ("variety", "full", "sliding"), [("gemma2", 1, 2), ("gemma3", 1, 1), ("qwen2 windows", 1, 2)]
+)
+async def test_each_layer_group_moves_what_its_window_reaches(
+    variety: str, full: int, sliding: int, tmp_path: Path
+) -> None:
+    folder = tiny_variety(tmp_path, variety)
+    request = work_request("r1", prompt(150), max_tokens=60, trace=True)
+    room = {"num_blocks": 96 * (full + sliding)}
+    async with worker_pair(folder, room, room) as pair:
+        groups = pair.prefill_link.info.identity.layer_groups
+        assert [group.sliding_window for group in groups] == [0] * full + [WINDOW] * sliding
+        reply = pair.router.submit(request, await _start(pair, request))
+        end = await pair.router.end_of(reply)
+        assert reply.tokens == aggregated_tokens(folder, request)
+        # All ten blocks of the full history; of the others blocks 7, 8 and 9, which the 151st token sees.
+        moved = end.timeline.transfer_bytes // pair.prefill_link.info.layout.block_bytes
+        assert moved == 10 * full + 3 * sliding
+        # Most of it is here now: only the last pages come over.
+        longer = work_request("r2", prompt(150) + prompt(20, seed=1), max_tokens=8, trace=True)
+        reply = pair.router.submit(longer, await _start(pair, longer))
+        end = await pair.router.end_of(reply)
+        assert reply.tokens == aggregated_tokens(folder, longer)
+        assert reply.cached_tokens == 144
+        assert end.timeline.transfer_bytes == 2 * (full + sliding) * pair.prefill_link.info.layout.block_bytes
+        await pair.quiet()

@@ -15,6 +15,7 @@ from kvrelay.v1 import decode_pb2, prefill_pb2
 from tests.support.aggregated import aggregated_tokens
 from tests.support.requests import prompt, work_request
 from tests.support.router_client import RouterClient
+from tests.support.tiny_families import tiny_variety
 from tests.support.workers import WorkerLink, WorkerProcess, eventually, worker_config
 
 WorkError = decode_pb2.WorkError
@@ -71,6 +72,28 @@ async def test_kv_travels_between_processes_while_it_is_computed(model_dir: Path
     await decode.link.quiet()
 
 
+async def test_layer_groups_travel_between_processes(tmp_path: Path) -> None:
+    """Over NIXL, with a window that is let go under the ticket while the prompt is still being computed."""
+    folder = tiny_variety(tmp_path, "gemma3")
+    request = work_request("r", prompt(500), max_tokens=40, trace=True)
+    room: dict[str, Any] = {"num_blocks": 192}
+    async with AsyncExitStack() as stack:
+        lab = Lab(folder, stack)
+        prefill, decode = await lab.spawn(
+            ("prefill", "p", {"delay_s": 0.05, **room}), ("decode", "d", dict(room))
+        )
+        router = await lab.router(decode)
+        reply = router.submit(request, await _start(prefill.link, request))
+        held = await prefill.link.until(lambda stats: 0 < stats.blocks_pinned < 2 * 32 - 10)
+        end = await router.end_of(reply)
+        assert reply.tokens == aggregated_tokens(folder, request)
+        assert held.leases == 1
+        # 32 pages of the full history; of the other the last three, which the 501st token sees.
+        assert end.timeline.transfer_bytes == (32 + 3) * prefill.info.layout.block_bytes
+        await prefill.link.quiet()
+        await decode.link.quiet()
+
+
 async def test_prefill_worker_killed_in_the_middle(model_dir: Path, lab: Lab) -> None:
     request = work_request("r", prompt(600))
     killed, other, decode = await lab.spawn(
@@ -96,13 +119,15 @@ async def test_prefill_worker_killed_in_the_middle(model_dir: Path, lab: Lab) ->
 async def test_prefill_worker_stopped_in_the_middle(model_dir: Path, lab: Lab) -> None:
     """SIGSTOP: no heartbeat, so the lease is lost; SIGKILL by the supervisor settles what was being read."""
     request = work_request("r", prompt(600))
-    overrides = {"heartbeat_timeout_s": 1.5, "read_timeout_s": 60.0}
+    bystander = work_request("bystander", prompt(30, seed=9), max_tokens=200)
+    # Computed first: while this event loop computes, the router in it is as silent as the stopped worker.
+    expected, expected_of_bystander = (aggregated_tokens(model_dir, each) for each in (request, bystander))
+    overrides = {"heartbeat_timeout_s": 3.0, "read_timeout_s": 60.0}
     stopped, other, decode = await lab.spawn(
         ("prefill", "p0", {"delay_s": 0.2}), ("prefill", "p1", {}), ("decode", "d", overrides)
     )
     router = await lab.router(decode)
     # Another request of the same decode worker goes on.
-    bystander = work_request("bystander", prompt(30, seed=9), max_tokens=200)
     going_on = router.submit(bystander)
     reply = router.submit(request, await _start(stopped.link, request))
     await decode.link.until(lambda stats: stats.blocks_pinned > 3)
@@ -111,11 +136,11 @@ async def test_prefill_worker_stopped_in_the_middle(model_dir: Path, lab: Lab) -
     assert end.error.kind == WorkError.KIND_KV_LOST
     assert not end.error.ticket_alive
     await router.end_of(going_on)
-    assert going_on.tokens == aggregated_tokens(model_dir, bystander)
+    assert going_on.tokens == expected_of_bystander
 
     again = work_request("r", prompt(600), attempt=2)
     tokens = await router.tokens_of(again, await _start(other.link, again))
-    assert tokens == aggregated_tokens(model_dir, request)
+    assert tokens == expected
     await stopped.kill()
     await decode.link.quiet()
     await other.link.quiet()

@@ -228,7 +228,7 @@ def test_a_fully_cached_context_computes_one_token_and_stores_nothing() -> None:
     answers, outputs = run_all(engine)
     assert answers.of("b") == reference(request("b", PROMPT[:8], params(1)))
     assert [output.num_tokens for output in outputs] == [1]
-    assert model.batches[-1].slots.tolist() == [3]
+    assert model.batches[-1].slots.tolist() == [[3]]
     assert torch.equal(pool[1:], before)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.api import EngineRequest, Reservation, StepOutput
+from engine.models.layer_groups import layer_groups
 from engine.sequence import Sequence
 from engine.speculation.planner import FixedPlanner
 from engine.speculation.speculator import Speculator
@@ -17,6 +18,7 @@ from tests.engine.digest_model import (
     VOCAB,
     Answers,
     DigestModel,
+    first_seen,
     holds,
     make_engine_and_pool,
     params,
@@ -57,36 +59,37 @@ class EngineMachine(RuleBasedStateMachine):
         self.index: set[bytes] = set()
 
     @initialize(
-        num_blocks=st.integers(7, 14),
+        num_pages=st.integers(7, 14),
         cache=st.booleans(),
         budget=st.sampled_from([3, 12, 64]),
         chunk=st.sampled_from([1, 5, 64]),
         running=st.sampled_from([2, 8]),
         slowdown=st.sampled_from([0.0, 1.0, 1.35, 3.0]),
         swap_blocks=st.sampled_from([0, 3, 1000]),
-        window=st.sampled_from([0, 2, 5, 9]),
+        windows=st.sampled_from([(0,), (2,), (5,), (9,), (0, 5), (4, 0, 9), (0, 3, 0)]),
         drafts=st.sampled_from([0, 0, 1, 4, 9]),
         branches=st.sampled_from([1, 1, 3]),
     )
     def start(
         self,
-        num_blocks: int,
+        num_pages: int,
         cache: bool,
         budget: int,
         chunk: int,
         running: int,
         slowdown: float,
         swap_blocks: int,
-        window: int,
+        windows: tuple[int, ...],
         drafts: int,
         branches: int,
     ) -> None:
-        self.window = window
+        self.windows = windows
+        self.groups = layer_groups(windows)
         drafter = ScriptedDrafter(self._answer_of, VOCAB, branches=branches, forbidden=NAN_TOKEN)
         self.engine, self.pool = make_engine_and_pool(
-            num_blocks,
+            num_pages * len(self.groups),
             BLOCK,
-            DigestModel(nan=NAN_TOKEN, window=window),
+            DigestModel(nan=NAN_TOKEN, windows=windows),
             enable_prefix_cache=cache,
             max_batched_tokens=budget,
             prefill_chunk=chunk,
@@ -148,13 +151,17 @@ class EngineMachine(RuleBasedStateMachine):
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
         hits = reservation.num_unread_tokens
         assert hits % BLOCK == 0
-        found = reservation.block_ids[: hits // BLOCK]
-        behind = found.count(0)
-        assert not any(found[:behind])
-        assert behind == 0 or behind * BLOCK <= len(context) + 1 - self.window
-        assert holds(self.pool, found, context[:hits], skip_blocks=behind)
+        pages, groups = hits // BLOCK, len(self.groups)
+        found = reservation.block_ids[: pages * groups]
+        assert len(reservation.block_ids) == -(-len(context) // BLOCK) * groups
+        for index, group in enumerate(self.groups):
+            own = reservation.block_ids[index::groups]
+            behind = own.count(0)
+            assert not any(own[:behind])
+            assert behind <= first_seen(group.window, len(context), BLOCK)
+        assert holds(self.pool, found, context[:hits], len(context), self.windows)
         # The read has begun: garbage until it ends.
-        self.pool[list(reservation.block_ids[hits // BLOCK :])] = -7.0
+        self.pool[[block for block in reservation.block_ids[pages * groups :] if block]] = -7.0
         self.reserved[wanted.request_id] = reservation
 
     @precondition(lambda self: self.reserved)
@@ -164,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         reservation = self.reserved.pop(name)
         wanted = self.requests[name]
         context = [*wanted.prompt_token_ids, *wanted.resumed_token_ids]
-        transfer(self.pool, reservation.block_ids, context, skip=reservation.num_unread_tokens)
+        transfer(self.pool, reservation.block_ids, context, reservation.num_unread_tokens, self.windows)
         self.engine.adopt(name, self._expected(name)[0][0])
         self.decoding.add(name)
         self.engine.check_invariants()
@@ -174,7 +181,8 @@ class EngineMachine(RuleBasedStateMachine):
     def abandon(self, choice: int, some: set[int]) -> None:
         name = self._pick(self.reserved, choice)
         reservation = self.reserved.pop(name)
-        own = reservation.block_ids[reservation.num_unread_tokens // BLOCK :]
+        first = reservation.num_unread_tokens // BLOCK * len(self.groups)
+        own = [block for block in reservation.block_ids[first:] if block]
         unsettled = frozenset(own[place] for place in some if place < len(own))
         self.engine.abandon(name, unsettled)
         self.quarantined |= unsettled
@@ -234,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A request that fits, resumed where its reference answer had `resume` tokens, if it had more."""
         self.names += 1
         wanted = request(f"r{self.names}", prompt, sampling)  # type: ignore[arg-type]
-        whole = reference(wanted, self.engine.max_model_len, self.window)[0]
+        whole = reference(wanted, self.engine.max_model_len, self.windows)[0]
         if resume < len(whole):
             wanted = dataclasses.replace(wanted, resumed_token_ids=whole[:resume])
         wanted = dataclasses.replace(wanted, priority=priority)
@@ -246,7 +254,7 @@ class EngineMachine(RuleBasedStateMachine):
         return (*wanted.resumed_token_ids, *self._expected(sequence.request_id)[0])
 
     def _expected(self, name: str) -> tuple[tuple[int, ...], object]:
-        return reference(self.requests[name], self.engine.max_model_len, self.window)
+        return reference(self.requests[name], self.engine.max_model_len, self.windows)
 
     @staticmethod
     def _pick(names: object, choice: int) -> str:
@@ -267,10 +275,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.held.pop(failure.request_id, None)
         for event in output.kv_ready:
             self.held[event.request_id].extend(event.new_block_ids)
-            assert len(self.held[event.request_id]) == -(-event.num_tokens // BLOCK)
+            assert len(self.held[event.request_id]) == -(-event.num_tokens // BLOCK) * len(self.groups)
         for name, blocks in self.held.items():
-            tokens = self.requests[name].prompt_token_ids[: len(blocks) * BLOCK]
-            assert holds(self.pool, blocks, tokens)
+            prompt = self.requests[name].prompt_token_ids
+            tokens = prompt[: len(blocks) // len(self.groups) * BLOCK]
+            # What the token after the prompt does not attend to may be gone, and its blocks another's.
+            assert holds(self.pool, blocks, tokens, len(prompt), self.windows)
         for token in output.tokens:
             name = token.request_id
             expected, end = self._expected(name)

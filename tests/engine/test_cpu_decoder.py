@@ -21,8 +21,10 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def load(folder: Path, context_length: int = 0) -> Decoder:
-    return load_model(folder, ops="cpu", attention_backend="cpu", context_length=context_length)
+def load(folder: Path, context_length: int = 0, quantization: str = "none") -> Decoder:
+    return load_model(
+        folder, ops="cpu", attention_backend="cpu", quantization=quantization, context_length=context_length
+    )
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -42,9 +44,9 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
         assert PagedModel(model).greedy(prompts, 8, chunk) == expected
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return load(tiny_llama(tmp_path_factory.mktemp("tiny")))
+@pytest.fixture(scope="module", params=["none", "int8"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Decoder:
+    return load(tiny_llama(tmp_path_factory.mktemp("tiny")), quantization=request.param)
 
 
 def alone(model: Decoder, tokens: list[int]) -> torch.Tensor:
@@ -63,7 +65,7 @@ def test_bits_do_not_depend_on_chunks(model: Decoder, chunk: int) -> None:
 @pytest.mark.parametrize("block_size", [1, 5, 16, 128])
 def test_bits_do_not_depend_on_blocks(model: Decoder, block_size: int) -> None:
     tokens = prompt(130, 2)
-    paged = PagedModel(model, num_blocks=-(-200 // block_size), block_size=block_size)
+    paged = PagedModel(model, num_pages=-(-200 // block_size), block_size=block_size)
     assert torch.equal(paged.prefill(paged.start(tokens, 0), 50), alone(model, tokens))
 
 
@@ -81,7 +83,7 @@ def test_bits_of_experts_do_not_depend_on_chunks(name: str, quantization: str, t
 def test_bits_do_not_depend_on_the_batch(model: Decoder) -> None:
     """Long and short contexts, decodes and chunks side by side, against each alone."""
     prompts = [prompt(length, length) for length in (290, 3, 64, 65, 130, 1, 257, 40)]
-    paged = PagedModel(model, num_blocks=120)
+    paged = PagedModel(model, num_pages=120)
     sequences = [paged.start(tokens, 0) for tokens in prompts]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     step = 0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.config import ModelConfig
+from engine.models.config import Divided, ModelConfig
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.registry import read_config
-from engine.ops.base import Activation
+from engine.ops.activation import Activation
 
 _COMMON: dict[str, object] = {
     "vocab_size": 1000,
@@ -165,7 +165,8 @@ def test_gemma3(tmp_path: Path) -> None:
     assert config.max_position_embeddings == 8192
     assert (config.attention_softcap, config.logit_softcap) == (0.0, 0.0)
     local, wide = config.ropes[0], config.ropes[5]
-    assert (local.inverse_frequencies[0], wide.inverse_frequencies[0]) == (1.0, 0.125)
+    assert (local.scaling, wide.scaling) == (None, Divided(8.0))
+    assert (local.theta, wide.theta) == (10_000.0, 1_000_000.0)
     assert config.head_norms
     nested = without(
         GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"
@@ -182,13 +183,12 @@ def test_gemma3(tmp_path: Path) -> None:
 
 def test_phi3_chooses_factors_by_the_longest_context(tmp_path: Path) -> None:
     long, short = read(tmp_path, PHI3), read(tmp_path, PHI3, 4096)
-    assert long.ropes[0].inverse_frequencies[0] == pytest.approx(1 / 3)
-    assert short.ropes[0].inverse_frequencies[0] == 1.0
+    assert [read.ropes[0].scaling.factors[0] for read in (long, short)] == [3.0, 1.0]
     assert read(tmp_path, PHI3, 4097) == long
     assert long.max_position_embeddings == short.max_position_embeddings == 131072
     assert long.ropes[0].magnitude == short.ropes[0].magnitude > 1.1
     plain = read(tmp_path, PHI3 | {"rope_scaling": None, "partial_rotary_factor": 0.75})
-    assert len(plain.ropes[0].inverse_frequencies) == 6
+    assert plain.ropes[0].dim == 12
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def rewrite(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
 
 
 def logits(folder: Path) -> torch.Tensor:
-    paged = PagedModel(load_model(folder), num_blocks=4)
+    paged = PagedModel(load_model(folder), num_pages=4)
     return paged.prefill(paged.start(list(range(20)), 0), 32)
 
 

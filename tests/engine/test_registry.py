@@ -39,10 +39,10 @@ def write(folder: Path, config: dict[str, object], generation: dict[str, object]
 
 
 def theta(config: ModelConfig) -> float:
-    """The rotary base, recovered from the second frequency, theta ** (-2 / head_dim)."""
+    """The rotary base of all layers, over whole heads and not scaled."""
     (rope,) = set(config.ropes)
-    assert rope.inverse_frequencies[0] == 1.0
-    return round(rope.inverse_frequencies[1] ** (-config.head_dim / 2), -1)
+    assert (rope.dim, rope.scaling, rope.magnitude) == (config.head_dim, None, 1.0)
+    return rope.theta
 
 
 def test_families_are_found_in_their_files() -> None:

@@ -64,8 +64,8 @@ def test_the_batch_is_flat_and_its_tables_padded() -> None:
     assert batch.query_starts == (0, 1, 5, 6)
     assert batch.context_lens == (6, 6, 4)
     # a has blocks 1 and 2, b 3 to 5, c 6 and 7. Blocks beyond a context are not shown.
-    assert batch.block_tables.tolist() == [[1, 2], [3, 4], [6, 0]]
-    assert batch.slots.tolist() == [9, 14, 15, 16, 17, 3]
+    assert batch.block_tables.tolist() == [[[1, 2], [3, 4], [6, 0]]]
+    assert batch.slots.tolist() == [[9, 14, 15, 16, 17, 3]]
     assert batch.logits_rows.tolist() == [0, 5]
     assert {tensor.dtype for tensor in (batch.token_ids, batch.slots, batch.block_tables)} == {torch.int64}
 

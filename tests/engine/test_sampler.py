@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from engine.api import SamplingParams
+from engine.sampling.choice import Drawer
 from engine.sampling.draws import exponentials, key_tensor
+from engine.sampling.keys import Purpose, draw_key
 from engine.sampling.sampler import Sampler
-from engine.sampling.truncation import truncate
+from engine.sampling.truncation import limits_of, truncate
 from tests.engine.sampling_rows import GREEDY, processed, rules_at, sample
 
 RANDOM = replace(GREEDY, temperature=1.0)
@@ -89,7 +91,8 @@ def test_all_truncations_together_equal_transformers(
 
 def candidates(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids that truncation leaves, ascending, with their scores."""
-    (kept,) = truncate(((logits - logits.max()) / params.temperature)[None], [params])
+    limits = limits_of([params], len(logits), logits.device)
+    (kept,) = truncate(((logits - logits.max()) / params.temperature)[None], limits)
     assert kept.rows == [0]
     left = kept.scores[0] > -torch.inf
     token_ids, order = kept.token_ids[0, left].sort()
@@ -215,3 +218,56 @@ def test_the_bound_never_hides_the_winner() -> None:
     scores = logits - logits.amax(dim=-1, keepdim=True)
     values = scores - exponentials(keys, torch.arange(vocab)[None]).log()
     assert torch.equal(sample(logits, rows, [0] * 60), values.argmax(dim=-1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.5, "logit_bias": ((1, 3.0),), "allowed_token_ids": frozenset({1, 3, 4})},
+        {"top_k": 3},
+        {"temperature": 1.7, "top_k": 6, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
+    ],
+)
+def test_distributions_are_what_is_drawn_from(changes: dict[str, Any]) -> None:
+    params = replace(RANDOM, **changes)
+    logits = LOGITS.clone()
+    for token_id, bias in params.logit_bias:
+        logits[token_id] += bias
+    if params.allowed_token_ids:
+        logits[[token_id for token_id in range(8) if token_id not in params.allowed_token_ids]] = -torch.inf
+    expected = processed(logits, params).float()
+    rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS])
+    before = rows.clone()
+    mixed = [rules_at(own, 0, 8) for own in (params, replace(GREEDY, logit_bias=((0, 9.0),)), GREEDY)]
+    told = Sampler().distributions(rows, mixed)
+    torch.testing.assert_close(told.probabilities[0], expected)
+    assert told.probabilities[1:].tolist() == torch.eye(8)[[0, 3]].tolist()
+    assert torch.equal(rows, before)
+    assert not told.stuck
+    assert not told.not_numbers
+
+
+def test_rows_without_a_distribution_are_named() -> None:
+    stuck = replace(RANDOM, allowed_token_ids=frozenset({1}), bad_words=((1,),))
+    rows = torch.stack([LOGITS, LOGITS, LOGITS])
+    rows[2, 3] = torch.nan
+    told = Sampler().distributions(rows, [rules_at(own, 0, 8) for own in (stuck, RANDOM, RANDOM)])
+    assert (told.stuck, told.not_numbers) == ([0], [2])
+    torch.testing.assert_close(told.probabilities[1], LOGITS.softmax(dim=-1))
+
+
+@pytest.mark.parametrize("vocab", [8, 4000])
+def test_draws_from_weights_are_in_their_proportion(vocab: int) -> None:
+    """Weights that do not add up to 1, most of them 0."""
+    weights = torch.zeros(vocab)
+    weights[[1, 3, 4, 7]] = torch.tensor([0.2, 0.05, 0.15, 0.3])
+    draws = 3000
+    keys = [draw_key(seed, 0, 0, Purpose.RESIDUAL) for seed in range(draws)]
+    tokens = torch.tensor(Drawer().draw_from(weights.expand(draws, -1), keys))
+    counts = torch.bincount(tokens, minlength=vocab).double()
+    expected = weights.double() / weights.sum() * draws
+    possible = expected > 0
+    assert not counts[~possible].any()
+    assert float(((counts - expected)[possible] ** 2 / expected[possible]).sum()) < CHI_SQUARE[3]
+    assert Drawer().draw_from(weights[None], keys[:1]) == tokens[:1].tolist()

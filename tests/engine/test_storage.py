@@ -24,8 +24,22 @@ def test_pool_is_one_zeroed_page_aligned_allocation(dtype: torch.dtype) -> None:
     assert pool[1].data_ptr() - pool[0].data_ptr() == block_bytes(CONFIG, 4, dtype)
 
 
+def test_layer_groups_share_a_pool_of_equal_blocks() -> None:
+    config = replace(CONFIG, num_layers=6, windows=(8, 8, 0) * 2)
+    assert [len(group.layers) for group in config.layer_groups] == [2, 2, 2]
+    pool = allocate_pool(config, 9, 4, torch.float32)
+    assert pool.shape[1] == 2
+    assert pool[0].numel() * 4 == block_bytes(config, 4, torch.float32)
+    # Two blocks of each group at least.
+    assert blocks_in_budget(700, 100, num_groups=3) == 6
+    with pytest.raises(KvMemoryError, match="at least 700 bytes"):
+        blocks_in_budget(699, 100, num_groups=3)
+    with pytest.raises(KvMemoryError, match="at least 6 blocks, not 5"):
+        allocate_pool(config, 5, 4, torch.float32)
+
+
 def test_block_bytes() -> None:
-    config = replace(CONFIG, num_layers=30, num_kv_heads=3, head_dim=64)
+    config = replace(CONFIG, num_layers=30, windows=(0,) * 30, num_kv_heads=3, head_dim=64)
     assert block_bytes(config, 16, torch.float32) == 30 * 2 * 3 * 16 * 64 * 4
     assert block_bytes(config, 16, torch.bfloat16) == 30 * 2 * 3 * 16 * 64 * 2
 

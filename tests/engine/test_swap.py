@@ -47,10 +47,25 @@ def test_nothing_is_copied_where_the_cache_holds_all() -> None:
 def test_a_context_that_lies_behind_its_window_whole_is_kept_without_a_copy() -> None:
     host = ListedHost(4)
     space = SwapSpace(host, lambda: None, Clock())
-    kept = space.save([], num_tokens=8, first_block=2)
+    kept = space.save([0, 0], num_tokens=8)
     assert kept is not None
     space.load(kept, [0, 0, 5], skip=0)
     assert (kept.num_tokens, host.saved, host.loaded, space.used) == (8, [], [], 0)
+
+
+def test_blocks_that_were_let_go_take_no_slot() -> None:
+    host = ListedHost(4)
+    space = SwapSpace(host, lambda: None, Clock())
+    # Pages of two groups, the second with a window.
+    kept = space.save([7, 0, 9, 0, 8, 6], num_tokens=10)
+    assert kept is not None
+    assert space.used == 4
+    assert host.saved[0][0] == [7, 9, 8, 6]
+    space.check_invariants([kept])
+    space.load(kept, [1, 0, 2, 0, 3, 4, 5, 5], skip=2)
+    assert [places for _, places in host.loaded] == [[2, 3, 4]]
+    assert (space.used, space.blocks_out_total, space.blocks_in_total) == (0, 4, 3)
+    space.check_invariants([])
 
 
 def test_what_does_not_fit_is_not_kept() -> None:

@@ -1,4 +1,4 @@
-"""Blocks behind the window of all layers are let go, and nobody notices."""
+"""Blocks behind the window of a layer group are let go, and nobody notices."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ REACH = -(-(WINDOW - 1) // BLOCK) + 1
 
 
 def windowed(num_blocks: int = 64, **settings: float) -> LLMEngine:
-    return make_engine(num_blocks, BLOCK, DigestModel(window=WINDOW), **settings)
+    return make_engine(num_blocks, BLOCK, DigestModel(windows=(WINDOW,)), **settings)
 
 
 def expected(wanted: EngineRequest, engine: LLMEngine) -> object:
-    return reference(wanted, engine.max_model_len, WINDOW)
+    return reference(wanted, engine.max_model_len, (WINDOW,))
 
 
 def test_memory_stays_bounded_however_long_the_answer() -> None:
@@ -41,11 +41,11 @@ def test_memory_stays_bounded_however_long_the_answer() -> None:
     engine.submit(wanted)
     engine.step()
     pinned = []
-    answer = [reference(wanted, window=WINDOW)[0][0]]
+    answer = [reference(wanted, windows=(WINDOW,))[0][0]]
     while engine.has_work():
         answer += [token.token_id for token in engine.step().tokens]
         pinned.append(engine.stats().blocks_pinned)
-    assert tuple(answer) == reference(wanted, window=WINDOW)[0]
+    assert tuple(answer) == reference(wanted, windows=(WINDOW,))[0]
     assert len(answer) == 200
     assert max(pinned[2:]) <= REACH
 
@@ -118,9 +118,9 @@ def test_preempted_and_back(swap_blocks: int) -> None:
     assert (stats.blocks_pinned, stats.swap_blocks_used) == (0, 0)
 
 
-def test_a_context_for_another_worker_is_kept_whole_and_read_in_part() -> None:
-    source, source_pool = make_engine_and_pool(64, BLOCK, DigestModel(window=WINDOW))
-    target, target_pool = make_engine_and_pool(64, BLOCK, DigestModel(window=WINDOW))
+def test_a_context_for_another_worker_is_held_and_read_as_far_as_its_window_reaches() -> None:
+    source, source_pool = make_engine_and_pool(64, BLOCK, DigestModel(windows=(WINDOW,)))
+    target, target_pool = make_engine_and_pool(64, BLOCK, DigestModel(windows=(WINDOW,)))
     # The prefill side has had most of the prompt, whose blocks behind the window it let go.
     long = PROMPT * 4
     source.submit(request("before", long, params(1)))
@@ -130,10 +130,12 @@ def test_a_context_for_another_worker_is_kept_whole_and_read_in_part() -> None:
     _, outputs = run_all(source)
     blocks = [block for output in outputs for event in output.kv_ready for block in event.new_block_ids]
     context = list(wanted.prompt_token_ids)
-    assert all(blocks)
-    assert holds(source_pool, blocks, context)
+    assert holds(source_pool, blocks, context, len(context), (WINDOW,))
+    assert source.stats().blocks_pinned <= REACH
     reservation = target.reserve(wanted)
     assert reservation is not None
+    first = reservation.num_unread_tokens // BLOCK
+    assert all(blocks[first:])
     transfer(target_pool, reservation.block_ids, context, skip=reservation.num_unread_tokens)
     target.adopt("a", outputs[-1].tokens[0].token_id)
     pinned_before = target.stats().blocks_pinned
@@ -151,13 +153,13 @@ def test_a_context_for_another_worker_is_kept_whole_and_read_in_part() -> None:
     assert 0 < reservation.block_ids.count(0) < hits
     assert all(reservation.block_ids[hits:])
     transfer(target_pool, reservation.block_ids, list(again.prompt_token_ids), hits * BLOCK)
-    target.adopt("b", reference(again, window=WINDOW)[0][0])
+    target.adopt("b", reference(again, windows=(WINDOW,))[0][0])
     answers, _ = run_all(target)
     assert answers.of("b") == expected(again, target)
 
 
 def test_a_window_as_long_as_every_context_is_none() -> None:
-    engine = make_engine(64, BLOCK, DigestModel(window=256))
+    engine = make_engine(64, BLOCK, DigestModel(windows=(256,)))
     assert engine.max_model_len == 256
     engine.submit(request("a", PROMPT * 4, params(3)))
     engine.step()

@@ -48,6 +48,7 @@ class Collected:
     tokens: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
     end: GenerationEnd | None = None
 
 
@@ -179,6 +180,7 @@ class Harness:
                             collected.indices += range(event.index, event.index + len(event.token_ids))
                             collected.tokens += event.token_ids
                             collected.logprobs += event.logprobs
+                            collected.prompt_logprobs.append(event.prompt_logprobs)
                             if on_delta is not None:
                                 on_delta()
                         case GenerationEnd():

@@ -26,6 +26,7 @@ def assert_right(seen: Collected) -> None:
     assert seen.logprobs == [token_logprobs(answer_logprobs(token_id)) for token_id in RIGHT]
     assert seen.end is not None
     assert seen.end.prompt_logprobs == tuple(token_logprobs(answer_logprobs(each)) for each in PROMPT[1:])
+    assert seen.prompt_logprobs == [seen.end.prompt_logprobs, *[()] * (len(seen.prompt_logprobs) - 1)]
 
 
 @pytest.mark.parametrize(

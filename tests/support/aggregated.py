@@ -27,10 +27,12 @@ def aggregated_outputs(
     model_dir: Path, request: worker_pb2.WorkRequest, max_model_len: int = 1024
 ) -> list[StepOutput]:
     """As `aggregated_tokens`, with all that the engine says."""
-    config = EngineConfig(
-        model_dir=model_dir, num_blocks=max_model_len // 16 + 32, max_model_len=max_model_len
-    )
     model = load_model(model_dir)
+    config = EngineConfig(
+        model_dir=model_dir,
+        num_blocks=(max_model_len // 16 + 32) * len(model.config.layer_groups),
+        max_model_len=max_model_len,
+    )
     pool = allocate_pool(model.config, config.num_blocks, config.block_size, torch_dtype(config.dtype))
     grammars = GuidanceCompiler(
         model_dir / "tokenizer.json", model.config.vocab_size, model.config.eos_token_ids

@@ -14,7 +14,7 @@ from engine.models.batch import ForwardBatch
 
 @dataclass(slots=True)
 class PagedSequence:
-    """A sequence's tokens, how many of them have KV, and its blocks."""
+    """A sequence's tokens, how many of them have KV, and its blocks, page by page."""
 
     tokens: list[int]
     blocks: list[int]
@@ -22,15 +22,18 @@ class PagedSequence:
 
 
 def make_batch(
-    sequences: Sequence[tuple[Sequence[int], int, Sequence[int]]], block_size: int, scratch: bool = False
+    sequences: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+    block_size: int,
+    scratch: bool = False,
+    num_groups: int = 1,
 ) -> ForwardBatch:
-    """Batch of (new tokens, tokens before them, blocks) with the logits of every row.
+    """Batch of (new tokens, tokens before them, blocks page by page) with the logits of every row.
 
     `scratch` throws the new KV away, as for prefix hits whose logits are wanted again.
     """
     token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    slots: list[list[int]] = []
     starts = [0]
     contexts = []
     width = max(len(blocks) for _, _, blocks in sequences)
@@ -38,17 +41,23 @@ def make_batch(
         token_ids += new
         for position in range(before, before + len(new)):
             positions.append(position)
-            block = 0 if scratch else blocks[position // block_size]
-            slots.append(block * block_size + position % block_size)
+            page = position // block_size * num_groups
+            owners = [0] * num_groups if scratch else blocks[page : page + num_groups]
+            slots.append([block * block_size + position % block_size for block in owners])
         starts.append(len(token_ids))
         contexts.append(before + len(new))
     return ForwardBatch(
         token_ids=torch.tensor(token_ids),
         positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
+        slots=torch.tensor(slots).T.contiguous(),
         query_starts=tuple(starts),
         context_lens=tuple(contexts),
-        block_tables=torch.tensor([[*blocks, *[0] * (width - len(blocks))] for _, _, blocks in sequences]),
+        block_tables=torch.tensor(
+            [
+                [[*blocks, *[0] * (width - len(blocks))][group::num_groups] for _, _, blocks in sequences]
+                for group in range(num_groups)
+            ]
+        ),
         logits_rows=torch.arange(len(token_ids)),
     )
 
@@ -58,20 +67,23 @@ class PagedModel:
     """A model, its pool, and blocks handed out in a shuffled order and never taken back."""
 
     model: CausalLM
-    num_blocks: int = 64
+    num_pages: int = 64
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    num_groups: int = field(init=False)
     kv: torch.Tensor = field(init=False)
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kv = allocate_pool(self.model.config, self.num_blocks, self.block_size, self.dtype)
-        order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(0))
+        self.num_groups = len(self.model.config.layer_groups)
+        num_blocks = self.num_pages * self.num_groups
+        self.kv = allocate_pool(self.model.config, num_blocks, self.block_size, self.dtype)
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
         self.free = (order + 1).tolist()
 
     def start(self, tokens: Sequence[int], max_tokens: int) -> PagedSequence:
         """A sequence with room for `max_tokens` more tokens."""
-        count = -(-(len(tokens) + max_tokens) // self.block_size)
+        count = -(-(len(tokens) + max_tokens) // self.block_size) * self.num_groups
         blocks, self.free = self.free[:count], self.free[count:]
         assert len(blocks) == count, "the test's pool is too small"
         return PagedSequence(list(tokens), blocks)
@@ -84,7 +96,9 @@ class PagedModel:
             parts.append((new, sequence.computed, sequence.blocks))
             sequence.computed += len(new)
         # A model may use the memory of its result again.
-        logits = self.model.forward(make_batch(parts, self.block_size), self.kv).clone()
+        logits = self.model.forward(
+            make_batch(parts, self.block_size, num_groups=self.num_groups), self.kv
+        ).clone()
         return list(logits.split([len(new) for new, _, _ in parts]))
 
     def prefill(self, sequence: PagedSequence, chunk: int) -> torch.Tensor:

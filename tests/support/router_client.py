@@ -108,8 +108,12 @@ class RouterClient:
 
     async def end_of(self, reply: Reply) -> decode_pb2.EndEvent:
         """Waits for the end of a request."""
-        async with asyncio.timeout(LIMIT_S):
-            await reply.ended.wait()
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await reply.ended.wait()
+        except TimeoutError:
+            state = "broken" if self.broken.is_set() else "open"
+            raise AssertionError(f"no end after {LIMIT_S} s; the session is {state}") from None
         assert reply.end is not None
         return reply.end
 

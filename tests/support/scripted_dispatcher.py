@@ -68,7 +68,7 @@ class ScriptedGeneration:
             self.yielded += len(token_ids)
             num_top = self.request.sampling.logprobs
             logprobs = () if num_top is None else tuple(logprobs_at(each, num_top) for each in token_ids)
-            yield TokenDelta(token_ids, index, logprobs)
+            yield TokenDelta(token_ids, index, logprobs, () if index else self._of_prompt())
             if self.yielded == self.request.sampling.max_tokens:
                 reason = "length" if self.request.sampling.max_tokens < self._total else reason
                 break
@@ -86,10 +86,12 @@ class ScriptedGeneration:
 
     def _end(self, reason: Literal["stop", "length"]) -> GenerationEnd:
         timeline = Timeline(prefill_s=0.5, decode_worker="decode-0")
+        return GenerationEnd(reason, self.script.cached_tokens, self.yielded, timeline, self._of_prompt())
+
+    def _of_prompt(self) -> tuple[TokenLogprobs, ...]:
         num_top = self.request.sampling.prompt_logprobs
         prompt = self.request.prompt_token_ids[1:]
-        prompt_logprobs = () if num_top is None else tuple(logprobs_at(each, num_top) for each in prompt)
-        return GenerationEnd(reason, self.script.cached_tokens, self.yielded, timeline, prompt_logprobs)
+        return () if num_top is None else tuple(logprobs_at(each, num_top) for each in prompt)
 
     def __aiter__(self) -> AsyncIterator[TokenDelta | GenerationEnd]:
         return self

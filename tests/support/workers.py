@@ -191,9 +191,11 @@ class WorkerProcess:
         await self.process.wait()
 
     async def stop(self) -> None:
-        """Ends it in good order where it still lives; returns nothing behind."""
+        """Ends it in good order where it still lives; leaves nothing behind."""
         await self.link.close()
         if self.process.returncode is None and self.process.stdin is not None:
+            # A test that failed may have left it stopped, and it would not see its stdin end.
+            self.signal(signal.SIGCONT)
             self.process.stdin.close()
             try:
                 await asyncio.wait_for(self.process.wait(), LIMIT_S)

@@ -5,15 +5,16 @@
 #include <utility>
 #include <vector>
 
+#include "bf16.h"
 #include "simd.h"
 #include "threads.h"
 #include "tile.h"
 
 namespace {
 
-constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
-constexpr long SPAN = 256;      // keys that are reduced on their own, then merged in order
-constexpr long QUERIES = 192;    // most rows (tokens x heads of a group) of an attention tile
+constexpr long KEYS = 64;      // keys of an attention tile, aligned to absolute positions
+constexpr long SPAN = 256;     // keys that are reduced on their own, then merged in order
+constexpr long QUERIES = 192;  // most rows (tokens x heads of a group) of an attention tile
 
 // Lanes with bit B of their index set change places between two vectors.
 template <int B, int... L> inline void exchange(F& a, F& b, std::integer_sequence<int, L...>) {
@@ -34,6 +35,10 @@ struct Step {
   const int64_t* tables;        // [sequences][table_width]
   const int64_t* query_starts;  // [sequences + 1]
   const int64_t* contexts;      // [sequences]
+  const int64_t* positions;     // [tokens]
+  const int64_t* visible;       // [tokens]: bits of the tree's tokens that a token sees, 0 for causal order; or null
+  const int64_t* tree_starts;   // [sequences]: the key of bit 0; null where `visible` is
+  const int64_t* first_keys;    // [sequences]: what lies before is not there; or null
   int64_t tokens, sequences, table_width;
   int64_t heads, kv_heads, head_dim, block_size, block_stride;
 };
@@ -54,7 +59,11 @@ struct Running {
   float* largest;  // [rows]
 };
 
-struct Attention {
+// BF16: queries, keys, values and weights are rounded to bfloat16 before they are multiplied; the softmax and all sums
+// stay fp32. Two numbers share a lane then: two dimensions of a query or key, the values or weights of two keys.
+template <bool BF16> struct Attention {
+  static constexpr long PER_LANE = BF16 ? 2 : 1;
+
   const Step& s;
   const Layer& y;
   long group;
@@ -68,7 +77,21 @@ struct Attention {
   long position(const Work& w, long token) const {
     return s.contexts[w.sequence] - (s.query_starts[w.sequence + 1] - s.query_starts[w.sequence]) + token;
   }
-  long oldest(long position) const { return y.window && position >= y.window ? position - y.window + 1 : 0; }
+  // The bits of a token of a tile; 0 for causal order.
+  uint64_t bits(const Work& w, long token) const {
+    return s.visible ? (uint64_t)s.visible[s.query_starts[w.sequence] + token] : 0;
+  }
+  // The first key that a token of a tile sees. Those of a tree may stand further back than they lie.
+  long oldest(const Work& w, long token) const {
+    long first = s.first_keys ? s.first_keys[w.sequence] : 0;
+    long at = bits(w, token) ? s.positions[s.query_starts[w.sequence] + token] : position(w, token);
+    return y.window ? std::max(first, at - y.window + 1) : first;
+  }
+  long oldest(const Work& w) const {
+    long found = oldest(w, w.first);
+    for (long t = 1; s.visible && t < w.tokens; ++t) found = std::min(found, oldest(w, w.first + t));
+    return found;
+  }
 
   void write(long token) const {
     long block = s.slots[token] / s.block_size, offset = s.slots[token] % s.block_size, d = s.head_dim;
@@ -85,7 +108,7 @@ struct Attention {
     long end = last(w) + 1;
     if (start < end) return {&w, start, std::min(KEYS, end - start)};
     if (!after) return {nullptr, 0, 0};
-    start = oldest(position(*after, after->first)) / KEYS * KEYS;
+    start = oldest(*after) / KEYS * KEYS;
     return {after, start, std::min(KEYS, last(*after) + 1 - start)};
   }
   long last(const Work& w) const { return position(w, w.first + w.tokens - 1); }
@@ -104,9 +127,9 @@ struct Attention {
     }
   }
 
-  // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]. Keys before `oldest` are
-  // seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile is fetched while the one before
-  // it is worked on, a line here and there, so that memory and arithmetic overlap.
+  // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]; pairs share a lane where
+  // BF16. Keys before `oldest` are seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile
+  // is fetched while the one before it is worked on, a line here and there, so that memory and arithmetic overlap.
   void gather(const Work& w, long start, long count, long oldest, const Ahead& ahead, float* keys,
               float* values) const {
     const float *rows[KEYS], *next[KEYS];
@@ -114,21 +137,31 @@ struct Attention {
     find(w, start, count, oldest, rows);
     if (ahead.work) find(*ahead.work, ahead.start, ahead.count, 0, next);
     for (long i = 0; i < count; i += W)
-      for (long j = 0; j < d; j += W) {
+      for (long j = 0; j < d; j += W * PER_LANE) {
         F v[W];
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) v[l] = load(rows[i + l] + j);
+        for (int l = 0; l < W; ++l) {
+          v[l] = load(rows[i + l] + j);
+          if constexpr (BF16) v[l] = pair_neighbours(v[l], j + W < d ? load(rows[i + l] + j + W) : F{});
+        }
         exchange_all<1>(v);
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) store(keys + (j + l) * KEYS + i, v[l]);
-        if (j % 16 == 0)
-          for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + j, 0, 2);
+        for (int l = 0; l < W; ++l)
+          if (!BF16 || j + 2 * l < d) store(keys + (j / PER_LANE + l) * KEYS + i, v[l]);
+        for (long at = j; at < std::min(d, j + W * PER_LANE); at += W)
+          if (at % 16 == 0)
+            for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + at, 0, 2);
       }
-    for (long i = 0; i < count; ++i) {
-      const float* value = start + i < oldest ? rows[i] : rows[i] + values_at;
-      for (long j = 0; j < d; j += W) store(values + i * d + j, load(value + j));
-      if (i < ahead.count)
-        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[i] + values_at + j, 0, 2);
+    for (long i = std::clamp(oldest - start, 0L, count); i < count; ++i) rows[i] += values_at;
+    for (long i = 0; i < count; i += PER_LANE) {
+      for (long j = 0; j < d; j += W) {
+        F v = load(rows[i] + j);
+        // Behind the last key are zeros.
+        if constexpr (BF16) v = pair_lanes(v, load(rows[i + 1] + j));
+        store(values + i / PER_LANE * d + j, v);
+      }
+      for (long l = i; l < std::min(i + PER_LANE, ahead.count); ++l)
+        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[l] + values_at + j, 0, 2);
     }
   }
 
@@ -152,6 +185,17 @@ struct Attention {
     return max_lanes(best);
   }
 
+  // Masks scores of keys from `tree` on by the bits that say which are seen; returns the largest that is left.
+  float tree_scores(float* scores, long start, long count, long tree, uint64_t bits) const {
+    for (long i = std::max(tree - start, 0L); i < count; ++i) {
+      long node = start + i - tree;
+      if (node > 63 || !(bits >> node & 1)) scores[i] = -INFINITY;
+    }
+    F best = load(scores);
+    for (long i = W; i < count; i += W) best = vmax(best, load(scores + i));
+    return max_lanes(best);
+  }
+
   // What scores are multiplied by to be powers of 2; a cap has scaled them already.
   float power() const { return (y.softcap > 0 ? 1.0f : y.scale) * 1.44269504f; }
 
@@ -168,7 +212,8 @@ struct Attention {
       F total{};
       for (long j = 0; j < count; j += W) {
         F p = exp2_of(load(row + j) - largest, factor);
-        store(row + j, p);
+        if constexpr (BF16) round_to(row + j / 2, p);
+        else store(row + j, p);
         total += p;
       }
       if (largest != before) {
@@ -208,7 +253,7 @@ struct Attention {
     float *keys = memory, *values = keys + KEYS * d, *scores = values + KEYS * d;
     clear(r, rows);
     long end = std::min((span + 1) * SPAN, last(w) + 1);
-    long seen = oldest(position(w, w.first)), begin = std::max(span * SPAN, seen / KEYS * KEYS);
+    long seen = oldest(w), begin = std::max(span * SPAN, seen / KEYS * KEYS);
     for (long start = begin; start < end; start += KEYS) {
       long count = std::min(KEYS, end - start);
       gather(w, start, count, seen, ahead_of(w, start + KEYS, after), keys, values);
@@ -218,14 +263,19 @@ struct Attention {
         long seen_by = position(w, w.first + (row + taken - 1) / group) + 1 - start;
         if (seen_by <= 0) continue;
         long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
-        product({query + row * d, d, keys, KEYS, PANEL, d, scores, KEYS, false, nullptr, 0}, taken, wide);
+        long lanes = d / PER_LANE;
+        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr, 0}, taken,
+                      wide);
         float best[MR];
         for (long i = 0; i < taken; ++i) {
-          long at = position(w, w.first + (row + i) / group);
-          best[i] = seen_scores(scores + i * KEYS, start, wide, oldest(at), at + 1);
+          long token = w.first + (row + i) / group;
+          float* own = scores + i * KEYS;
+          best[i] = seen_scores(own, start, wide, oldest(w, token), position(w, token) + 1);
+          if (uint64_t tree = bits(w, token)) best[i] = tree_scores(own, start, wide, s.tree_starts[w.sequence], tree);
         }
         softmax(scores, wide, best, r, row, taken);
-        product({scores, KEYS, values, d, PANEL, near, r.sums + row * d, d, true, nullptr, 0}, taken, d);
+        long seen_lanes = (near + PER_LANE - 1) / PER_LANE;
+        product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr, 0}, taken, d);
       }
     }
   }
@@ -247,7 +297,10 @@ struct Attention {
     float* query = memory;
     for (long r = 0; r < rows; ++r) {
       long token = s.query_starts[w.sequence] + w.first + r / group;
-      std::memcpy(query + r * d, y.query + token * y.query_stride + (w.head * group + r % group) * d, d * 4);
+      const float* from = y.query + token * y.query_stride + (w.head * group + r % group) * d;
+      if constexpr (BF16)
+        for (long j = 0; j < d; j += W) round_to(query + (r * d + j) / 2, load(from + j));
+      else std::memcpy(query + r * d, from, d * 4);
     }
     Running part = running(memory + rows * d, rows);
     float* tiles = memory + rows * d + floats_of(rows);
@@ -274,7 +327,7 @@ struct Attention {
     }
     long items = works.size();
     auto range = [&](const Work& w) {
-      return std::pair{oldest(position(w, w.first)) / SPAN, last(w) / SPAN + 1};
+      return std::pair{oldest(w) / SPAN, last(w) / SPAN + 1};
     };
     static thread_local Scratch<float> shared;
     long size = floats_of(each * group);

@@ -63,6 +63,12 @@ class Target:
 
 TARGETS = (
     Target(
+        "avx512bf16",
+        "x86_64",
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+        ("-march=cooperlake", "-mprefer-vector-width=512"),
+    ),
+    Target(
         "avx512vnni",
         "x86_64",
         _AVX512 | {"avx512_vnni"},

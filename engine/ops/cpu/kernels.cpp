@@ -1,16 +1,17 @@
 // Kernels of the CPU path: plain C functions over pointers, called through ctypes.
 //
-// Everything is fp32 unless its name says int8. Two properties hold throughout:
+// Everything is fp32, but for linear layers that are called int8 and attention that may be coarse. Two properties hold throughout:
 // - A row's result does not depend on the other rows, on how many there are, or on the number of threads:
 //   every sum runs over its terms in one fixed order. So tokens are the same in any batch and any chunking.
 // - Vectors are the compiler's own (vector_size), so that one source serves AVX-512, AVX2 and ARM.
-//
-// Weights lie in panels of 32 columns: [ceil(out / 32)][in][32], padded with zeros; a pair of panels at a
-// time meets up to 6 rows in registers. int8 weights lie as [ceil(out / 32)][in / 4][32][4], as the dot
-// product instructions want them.
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 
+#ifdef __linux__
 #include <sys/mman.h>
+#endif
 
 #include "attention.h"
 #include "elementwise.h"
@@ -107,10 +108,12 @@ void kv_rotate(float* heads, long stride, long tokens, long num_query, long num_
   });
 }
 
+// coarse: numbers may be rounded to bfloat16 before they are multiplied, which is done where the CPU gains by it.
 void kv_attend(const Step* step, const float* query, long query_stride, const float* key, const float* value,
-               long key_stride, float* kv, float* out, float scale, float softcap, long window) {
+               long key_stride, float* kv, float* out, float scale, float softcap, long window, int coarse) {
   Layer layer{query, query_stride, key, value, key_stride, kv, out, scale, softcap, window};
-  Attention{*step, layer, step->heads / step->kv_heads}.run();
+  long group = step->heads / step->kv_heads;
+  coarse ? Attention<HAS_BF16>{*step, layer, group}.run() : Attention<false>{*step, layer, group}.run();
 }
 
 }  // extern "C"

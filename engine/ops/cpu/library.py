@@ -16,13 +16,17 @@ Kernel = Callable[..., None]
 
 
 class Step(ctypes.Structure):
-    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays."""
+    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays, or none."""
 
     _fields_ = (
         ("slots", _POINTER),
         ("tables", _POINTER),
         ("query_starts", _POINTER),
         ("contexts", _POINTER),
+        ("positions", _POINTER),
+        ("visible", _POINTER),
+        ("tree_starts", _POINTER),
+        ("first_keys", _POINTER),
         ("tokens", ctypes.c_int64),
         ("sequences", ctypes.c_int64),
         ("table_width", ctypes.c_int64),
@@ -45,7 +49,8 @@ class Kernels:
         rms_norm: (x, rows, n, weight, eps, out)
         rotate: (heads, stride, tokens, queries, keys, head_dim, cos, sin, half, query_norm, key_norm,
             query_eps, key_eps)
-        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window)
+        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window,
+            whether coarse)
         pack: (weight, out, in, panels, step)
         pack_int8: likewise
     """
@@ -59,7 +64,7 @@ class Kernels:
         self.gated_linear_int8 = self._kernel("kv_gated_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
         self.rms_norm = self._kernel("kv_rms_norm", p, n, n, p, f, p)
         self.rotate = self._kernel("kv_rotate", p, n, n, n, n, n, p, p, n, p, p, f, f)
-        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n)
+        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n, i)
         self.pack = self._kernel("kv_pack", p, n, n, p, n)
         self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p, n)
         self._threads = self._kernel("kv_threads", i)

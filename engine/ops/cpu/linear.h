@@ -62,8 +62,10 @@ struct Gated {
     for (long j = 0; j < width; j += W) {
       long n = std::min<long>(W, width - j), column = first + j;
       F one = splat(1.0f), zero{};
-      F gate_scale = scale ? load_part(scale + column, n) : one, up_scale = scale ? load_part(scale + columns + column, n) : one;
-      F gate_bias = bias ? load_part(bias + column, n) : zero, up_bias = bias ? load_part(bias + columns + column, n) : zero;
+      F gate_scale = scale ? load_part(scale + column, n) : one;
+      F up_scale = scale ? load_part(scale + columns + column, n) : one;
+      F gate_bias = bias ? load_part(bias + column, n) : zero;
+      F up_bias = bias ? load_part(bias + columns + column, n) : zero;
       for (long i = 0; i < rows; ++i) {
         F gate = load(c + i * PAIR + j) * gate_scale + gate_bias;
         F up = load(c + i * PAIR + PANEL + j) * up_scale + up_bias;
@@ -81,7 +83,9 @@ inline int lines_of_pass(long pass, long passes) {
   return pass < 4 ? 1 : 0;
 }
 
-// Calls part(row, rows, panel, columns, c) for blocks of rows and pairs of panels, c being [rows][PAIR].
+// Calls part(row, rows, panel, taken, c) for blocks of rows and pairs of panels, of which `taken` are there; c has room
+// for [rows][PAIR]. The part calls the epilogue after each pass: few rows at a time, so that their way to memory overlaps
+// with the next pass.
 template <class Epilogue, class Part>
 void linear(long rows, long panel_bytes, const Epilogue& epilogue, const Part& part) {
   constexpr long UNIT = Epilogue::UNIT;
@@ -98,9 +102,7 @@ void linear(long rows, long panel_bytes, const Epilogue& epilogue, const Part& p
     long first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
     long end = units * (index + 1) / parts * UNIT;
     for (long panel = units * index / parts * UNIT; panel < end; panel += 2) {
-      long taken = std::min(2L, end - panel);
-      part(first, count, panel, taken * PANEL, c);
-      epilogue(c, first, count, panel, taken);
+      part(first, count, panel, std::min(2L, end - panel), c);
     }
   });
 }
@@ -126,7 +128,7 @@ struct Inputs {
 template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w, const Epilogue& epilogue) {
   const float* x = inputs.normed();
   long in = inputs.in;
-  linear(inputs.rows, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long width, float* c) {
+  linear(inputs.rows, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
     long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
     const float* b = w + panel * in * PANEL;
     const char* next = (const char*)(b + 2 * in * PANEL);
@@ -135,7 +137,8 @@ template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w,
         long row = count * pass / passes, taken = count * (pass + 1) / passes - row, depth = std::min(step, in - k);
         int lines = depth == in ? lines_of_pass(pass, passes) : 0;
         product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, c + row * PAIR, PAIR, k > 0,
-                 next + pass * in * lines * 64, lines}, taken, width);
+                 next + pass * in * lines * 64, lines}, taken, panels * PANEL);
+        if (k + depth == in) epilogue(c + row * PAIR, first + row, taken, panel, panels);
       }
   });
 }

@@ -127,8 +127,8 @@ template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* 
     for (long i = begin; i < end; ++i)
       quantise_row(x + i * in, in, a.q + i * padded, a.scales + i * groups, a.zeros + i * groups);
   });
-  linear(rows, padded * PANEL, epilogue, [&](long first, long count, long panel, long width, float* c) {
-    long passes = (count + MR - 1) / MR, stride = padded * PANEL;
+  linear(rows, padded * PANEL, epilogue, [&](long first, long count, long panel, long panels, float* c) {
+    long passes = (count + MR - 1) / MR, stride = padded * PANEL, width = panels * PANEL;
     const uint8_t* b = w + panel * stride;
     for (long pass = 0; pass < passes; ++pass) {
       long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
@@ -145,6 +145,7 @@ template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* 
         else if (lines == 2) rows_int8<NV, 2>(taken, part, from, stride, to, next);
         else rows_int8<NV, 4>(taken, part, from, stride, to, next);
       }
+      epilogue(c + row * PAIR, first + row, taken, panel, panels);
     }
   });
 }

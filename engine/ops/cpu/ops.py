@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.ops.base import Activation, HeadNorms, Linear, Norm
+from engine.ops.activation import Activation
+from engine.ops.base import HeadNorms, Linear, Norm
 from engine.ops.cpu.library import Kernels
 from engine.quantization.int8 import GROUP, Int8Weight
 
@@ -102,9 +103,7 @@ class CpuOps:
         """Copies gate and up [2 I, in] into panels that alternate, so that both meet in one pass."""
         return self._packed(weight, bias, 2)
 
-    def _packed(
-        self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, parts: int
-    ) -> CpuLinear:
+    def _packed(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None, parts: int) -> CpuLinear:
         """Panels of the `parts` equal matrices that stand one below the other in `weight`, taken in turn."""
         values, scales = (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, None)
         out_features, in_features = values.shape
@@ -117,7 +116,7 @@ class CpuOps:
             values, pack = values.contiguous(), self.kernels.pack_int8
             fours = -(-in_features // GROUP) * GROUP // 4
             memory = self.kernels.allocate(panels, parts, fours, PANEL, 4, dtype=torch.uint8)
-        for part, matrix in enumerate(values.split(rows)):
+        for part, matrix in enumerate(values.chunk(parts)):
             pack(matrix.data_ptr(), rows, in_features, memory[:, part].data_ptr(), parts)
         if bias is not None:
             bias = _plain(bias).clone()

@@ -28,6 +28,11 @@ typedef int32_t I __attribute__((vector_size(W * 4)));
 // Not by memcpy: the compiler would keep what goes through it on the stack.
 typedef float Unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
 inline F load(const float* p) { return *(const Unaligned*)p; }
+inline F splat_lane(const float* p) {  // whatever its bits mean
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return (F)(I{} + bits);
+}
 inline I load_ints(const void* p) { return (I)load((const float*)p); }
 inline void store(float* p, F v) { *(Unaligned*)p = v; }
 inline F splat(float x) { return x - F{}; }  // x + 0 would be computed, for the sake of -0
@@ -88,7 +93,7 @@ inline F exp2_of(F x, F factor) {
   p = p * r + 6.931470037e-01f;
   p = p * r + 1.0f;
   F result = (F)((I)p + ((I)shifted << 23));
-  return n >= -126.0f ? result : F{};
+  return n < -126.0f ? F{} : result;  // what is no number stays so
 }
 inline F sigmoid(F x) { return 1.0f / (1.0f + exp_of(-x)); }
 inline F tanh_of(F x) { return 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f); }

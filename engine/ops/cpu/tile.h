@@ -1,8 +1,9 @@
-// The register tile of fp32 products.
+// The register tile of products, of fp32 numbers or (BF16) of pairs of bfloat16 numbers.
 #pragma once
 
 #include <algorithm>
 
+#include "bf16.h"
 #include "simd.h"
 
 namespace {
@@ -15,7 +16,7 @@ constexpr int STRIP = NV * W;  // columns of a register tile
 //
 // Column j of b lies at b + j / PANEL * panel + j % PANEL + k * ldb. `next` is memory to prefetch meanwhile,
 // P cache lines for each k.
-template <int M, int N, int P>
+template <bool BF16, int M, int N, int P>
 inline void tile(const float* a, long lda, const float* b, long ldb, long panel, long k, float* c, long ldc, bool add,
                  const char* next) {
   F sum[M][N] = {};
@@ -35,9 +36,11 @@ inline void tile(const float* a, long lda, const float* b, long ldb, long panel,
     for (int p = 0; p < P; ++p) __builtin_prefetch(next + (l * P + p) * 64, 0, 2);
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
-      F x = splat(a[i * lda + l]);
+      F x = splat_lane(a + i * lda + l);
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[i][j] += x * w[j];
+      for (int j = 0; j < N; ++j)
+        if constexpr (BF16) sum[i][j] = add_products(sum[i][j], x, w[j]);
+        else sum[i][j] += x * w[j];
     }
   }
 #pragma GCC unroll 8
@@ -55,31 +58,33 @@ struct Tile {
   const char* next; int lines;
 };
 
-template <int N, int P, int M = MR> inline void rows_of(const Tile& t, long rows) {
+// b and c are where a strip of the tile's columns begins.
+template <bool BF16, int N, int P, int M = MR>
+inline void rows_of(const Tile& t, const float* b, float* c, long rows) {
   if constexpr (M > 0) {
-    if (rows == M) tile<M, N, P>(t.a, t.lda, t.b, t.ldb, t.panel, t.k, t.c, t.ldc, t.add, t.next);
-    else rows_of<N, P, M - 1>(t, rows);
+    if (rows == M) tile<BF16, M, N, P>(t.a, t.lda, b, t.ldb, t.panel, t.k, c, t.ldc, t.add, t.next);
+    else rows_of<BF16, N, P, M - 1>(t, b, c, rows);
   }
 }
-template <int N> inline void columns_of(const Tile& t, long rows, long vectors) {
+template <bool BF16, int N> inline void columns_of(const Tile& t, const float* b, float* c, long rows, long vectors) {
   if constexpr (N > 0) {
-    if (vectors == N) rows_of<N, 0>(t, rows);
-    else columns_of<N - 1>(t, rows, vectors);
+    if (vectors == N) rows_of<BF16, N, 0>(t, b, c, rows);
+    else columns_of<BF16, N - 1>(t, b, c, rows, vectors);
   }
 }
 
-// c[rows][columns] for rows <= MR and columns a multiple of W.
-void product(Tile t, long rows, long columns) {
-  const float* b = t.b;
+// c[rows][columns] for rows <= MR and columns a multiple of W. The tile is not copied: a copy would be read in larger
+// pieces than it was written in, which waits until all that was written before has reached the cache.
+template <bool BF16 = false> void product(const Tile& t, long rows, long columns) {
   for (long at = 0; at < columns; at += STRIP) {
-    t.b = b + at / PANEL * t.panel + at % PANEL;
+    const float* b = t.b + at / PANEL * t.panel + at % PANEL;
+    float* c = t.c + at;
     long vectors = std::min<long>((columns - at) / W, NV);
-    if (vectors < NV || !t.lines) columns_of<NV>(t, rows, vectors);
-    else if (t.lines == 1) rows_of<NV, 1>(t, rows);
-    else if (t.lines == 2) rows_of<NV, 2>(t, rows);
-    else rows_of<NV, 4>(t, rows);
-    t.c += STRIP;
-    t.lines = 0;
+    int lines = at ? 0 : t.lines;
+    if (vectors < NV || !lines) columns_of<BF16, NV>(t, b, c, rows, vectors);
+    else if (lines == 1) rows_of<BF16, NV, 1>(t, b, c, rows);
+    else if (lines == 2) rows_of<BF16, NV, 2>(t, b, c, rows);
+    else rows_of<BF16, NV, 4>(t, b, c, rows);
   }
 }
 

@@ -109,8 +109,6 @@ class GenerationBody(CommonSampling):
     def _options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options needs stream to be true")
-        if self.stream and self.prompt_logprobs is not None:
-            raise PydanticCustomError("prompt_logprobs", "prompt_logprobs cannot be streamed")
         return self
 
     def sampling(self) -> SamplingOptions:

@@ -76,10 +76,6 @@ class CompletionRequest(GenerationBody, PromptOptions, StructuredFields, Samplin
     def _can_be_streamed(self) -> Self:
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise PydanticCustomError("best_of", "best_of cannot be streamed where it is more than n")
-        if self.stream and self.echo and self.logprobs is not None:
-            raise PydanticCustomError(
-                "echo", "echo cannot be streamed with logprobs: those of the prompt come last"
-            )
         return self
 
     def prompts(self) -> tuple[Prompt, ...]:

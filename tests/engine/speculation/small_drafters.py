@@ -81,7 +81,7 @@ def always_wrong(
     return DraftTree.chain(tuple(own[len(tokens) :]))
 
 
-def _drawn_chain(
+def drawn_chain(
     target: SmallTarget, tokens: Sequence[int], random_: random.Random, temperature: float, shift: float
 ) -> DraftTree:
     """Drawn from the target's logits, changed: `shift` is added to that of token 2."""
@@ -97,20 +97,20 @@ def _drawn_chain(
 def hesitant(
     target: SmallTarget, tokens: Sequence[int], _rules: TokenRules, random_: random.Random
 ) -> DraftTree:
-    return _drawn_chain(target, tokens, random_, 3.0, 0.0)
+    return drawn_chain(target, tokens, random_, 3.0, 0.0)
 
 
 def overconfident(
     target: SmallTarget, tokens: Sequence[int], _rules: TokenRules, random_: random.Random
 ) -> DraftTree:
-    return _drawn_chain(target, tokens, random_, 0.3, 4.0)
+    return drawn_chain(target, tokens, random_, 0.3, 4.0)
 
 
 def equal(
     target: SmallTarget, tokens: Sequence[int], _rules: TokenRules, random_: random.Random
 ) -> DraftTree:
     """Draws from the target's own distribution at temperature 1."""
-    return _drawn_chain(target, tokens, random_, 1.0, 0.0)
+    return drawn_chain(target, tokens, random_, 1.0, 0.0)
 
 
 def coupled(

@@ -82,8 +82,6 @@ WRONG_VALUES = [
     (text(logprobs=21), "logprobs", "less than or equal to 20"),
     (text(logprobs=True), "logprobs", "integer"),
     (text(prompt_logprobs=-1), "prompt_logprobs", "greater than or equal to 0"),
-    (text(prompt_logprobs=1, stream=True), "prompt_logprobs", "prompt_logprobs cannot be streamed"),
-    (text(echo=True, logprobs=1, stream=True), "echo", "echo cannot be streamed with logprobs"),
     (text(best_of=3, n=2, stream=True), "best_of", "best_of cannot be streamed"),
     (text(best_of=1, n=2), "best_of", "fewer than the 2"),
     (text(best_of=17), "best_of", "less than or equal to 16"),

@@ -183,6 +183,66 @@ async def test_an_echo_may_ask_for_fewer_than_the_prompts(doors: Doors) -> None:
     assert len(choice["prompt_logprobs"][1]) == 4
 
 
+LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+@pytest.mark.parametrize("said", ["xy", "é", ""])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"echo": True, "logprobs": 1},
+        {"echo": True, "logprobs": 1, "prompt_logprobs": 2, "return_token_ids": True},
+        {"echo": True, "logprobs": 0, "max_tokens": 0},
+        {"prompt_logprobs": 1},
+        {"prompt_logprobs": 1, "max_tokens": 0},
+        {"prompt_logprobs": 0, "logprobs": 1, "n": 2},
+        {"echo": True, "logprobs": 1, "prompt": [256, 256]},
+    ],
+)
+async def test_a_stream_tells_of_the_prompt_first(doors: Doors, values: dict[str, Any], said: str) -> None:
+    doors.dispatcher.script = Script(says(said))
+    asked = text(**{"prompt": ["abc", "d"], **values})
+    whole = (await post(doors.client, TEXT, asked))["choices"]
+    chunks = await post_stream(doors.client, TEXT, {**asked, "stream": True})
+    for expected in whole:
+        parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == expected["index"]]
+        assert "".join(part["text"] for part in parts) == expected["text"]
+        assert parts[0].get("prompt_logprobs") == expected.get("prompt_logprobs")
+        assert not any("prompt_logprobs" in part for part in parts[1:])
+        told = [part["logprobs"] for part in parts if part["logprobs"]]
+        if expected["logprobs"] is None:
+            assert not told
+        else:
+            joined = {name: [entry for part in told for entry in part[name]] for name in LISTS}
+            assert joined == expected["logprobs"]
+
+
+@pytest.mark.parametrize("values", [{}, {"n": 3}, {"max_tokens": 0}, {"logprobs": True}])
+async def test_a_streamed_chat_tells_of_the_prompt_once(doors: Doors, values: dict[str, Any]) -> None:
+    doors.dispatcher.script = Script(says("é"))
+    asked = chat(prompt_logprobs=1, **values)
+    expected = (await post(doors.client, CHAT, asked))["prompt_logprobs"]
+    chunks = await post_stream(doors.client, CHAT, {**asked, "stream": True})
+    assert [chunk.get("prompt_logprobs") for chunk in chunks] == [expected, *[None] * (len(chunks) - 1)]
+
+
+async def test_many_positions_are_streamed_from_beside_the_event_loop(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def watched(self: LogprobsWriter, *_: Any) -> list[Any]:
+        threads.append(threading.current_thread())
+        return []
+
+    doors.dispatcher.script = Script(says("x"))
+    monkeypatch.setattr(LogprobsWriter, "prompt", watched)
+    for length in (INLINE_POSITIONS + 1, INLINE_POSITIONS + 2):
+        asked = text(prompt=[[97] * length], prompt_logprobs=0, stream=True)
+        await post_stream(doors.client, TEXT, asked)
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
 async def test_many_positions_are_written_beside_the_event_loop(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

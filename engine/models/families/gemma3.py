@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from engine.models.config import ModelConfig
 from engine.models.errors import CheckpointError
+from engine.models.families.gemma2 import DEFAULTS, read_gemma_config
 from engine.models.family import FULL, SLIDING, ConfigSource, Family, mixed_windows
 from engine.models.fields import RawConfig, positive_int, require_neutral
-from engine.models.gemma2 import DEFAULTS, read_gemma_config
 from engine.models.rope import merged_settings, read_rope
 
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4

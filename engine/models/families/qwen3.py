@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.models.config import ModelConfig
+from engine.models.families.qwen2 import upper_windows
 from engine.models.family import ConfigSource, Family, read_decoder_config
 from engine.models.fields import boolean
-from engine.models.qwen2 import upper_windows
 
 
 def _read_config(source: ConfigSource) -> ModelConfig:

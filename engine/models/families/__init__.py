@@ -1,0 +1,1 @@
+"""Model families, one a file. They read configs and know no torch, so that commands check models quickly."""

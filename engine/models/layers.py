@@ -1,0 +1,103 @@
+"""The layer that decoders share, and EAGLE's heads: rotary grouped-query attention, gated feed-forward.
+
+Written once, over `engine.ops.base.Ops` and an attention backend. Query, key and value are one matrix, and
+so are gate and up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.models.config import ModelConfig
+from engine.models.moe import ExpertsWeights, run_experts
+from engine.ops.base import HeadNorms, Linear, Norm, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardWeights:
+    """One gated feed-forward. H hidden, I intermediate.
+
+    Attributes:
+        gate_up: H to 2 I, from `Ops.pack_gated`.
+        down: I to H.
+    """
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. H hidden, Q heads * head_dim, K kv_heads * head_dim.
+
+    Attributes:
+        input_norm: over H; None where query, key and value are computed of other inputs.
+        qkv: H to Q + 2 K, or from what the other inputs have.
+        head_norms: over single query and key heads; None where the family has none.
+        output: Q to H.
+        attention_post_norm: of attention's result, over H; None where the family has none.
+        feed_forward_norm: over H.
+        feed_forward: of the layer, or its experts.
+        feed_forward_post_norm: of the feed-forward's result, over H; None where the family has none.
+    """
+
+    input_norm: Norm | None
+    qkv: Linear
+    head_norms: HeadNorms | None
+    output: Linear
+    attention_post_norm: Norm | None
+    feed_forward_norm: Norm
+    feed_forward: FeedForwardWeights | ExpertsWeights
+    feed_forward_post_norm: Norm | None
+
+
+class LayerRunner:
+    """Computes the halves of a layer. `config` tells of heads and activation."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, attention: AttentionBackend) -> None:
+        self._config = config
+        self._ops = ops
+        self._attention = attention
+
+    def attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        inputs: torch.Tensor | None = None,
+    ) -> None:
+        """Adds the layer's attention to `hidden`, [T, H].
+
+        Query, key and value are computed of `inputs` where they are given, else of the normed `hidden`.
+        """
+        config, ops = self._config, self._ops
+        qkv = ops.linear(hidden if inputs is None else inputs, layer.qkv, norm=layer.input_norm)
+        heads = qkv.view(hidden.shape[0], -1, config.head_dim)
+        ops.rotate(heads, cos, sin, config.num_heads, config.num_kv_heads, layer.head_norms)
+        keys_at, values_at = config.num_heads, config.num_heads + config.num_kv_heads
+        attended = self._attention.attend(
+            index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
+        )
+        self._project(attended, layer.output, layer.attention_post_norm, hidden)
+
+    def feed_forward(self, layer: LayerWeights, hidden: torch.Tensor) -> None:
+        """Adds the layer's feed-forward to `hidden`, [T, H]."""
+        ops, weights, activation = self._ops, layer.feed_forward, self._config.activation
+        if isinstance(weights, ExpertsWeights):
+            hidden += run_experts(ops, weights, ops.rms_norm(hidden, layer.feed_forward_norm), activation)
+            return
+        gated = ops.gated_linear(hidden, weights.gate_up, activation, norm=layer.feed_forward_norm)
+        self._project(gated, weights.down, layer.feed_forward_post_norm, hidden)
+
+    def _project(
+        self, inner: torch.Tensor, linear: Linear, post_norm: Norm | None, hidden: torch.Tensor
+    ) -> None:
+        if post_norm is None:
+            self._ops.linear(inner, linear, residual=hidden)
+        else:
+            hidden += self._ops.rms_norm(self._ops.linear(inner, linear), post_norm)

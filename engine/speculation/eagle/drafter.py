@@ -1,0 +1,333 @@
+"""Drafts with an EAGLE head. Implements `engine.speculation.base.Drafter`.
+
+Entries up to a sequence's last known token are written after each of the model's passes, with the features
+that it found. A proposal goes on from there with the head's own outputs, in slots behind them, which the next
+pass's true entries overwrite. Slots that never got an entry, for the KV came from a worker without a head or
+a feature was lost with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from engine.models.batch import ForwardBatch
+from engine.sequence import Sequence as EngineSequence
+from engine.speculation.base import Extent, TargetPass
+from engine.speculation.eagle.guesses import guess, likeliest
+from engine.speculation.eagle.head import EagleHead
+from engine.speculation.eagle.state import EagleState, Span, make_batch
+from engine.speculation.eagle.tree import GrowingTree
+from engine.speculation.tree import MAX_NODES, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """How drafts are shaped.
+
+    Attributes:
+        depth: most drafts one behind the other.
+        width: children of a node, and nodes of a level that are expanded; 1 is a chain.
+        size: most drafts of one tree.
+        coupled: whether the model's draws are keyed by seed and position, so that a head can guess them.
+    """
+
+    depth: int
+    width: int
+    size: int
+    coupled: bool
+
+
+class EagleDrafter:
+    """See the module.
+
+    Args:
+        head: of the model.
+        kv: the pool, the head's layers behind the model's.
+        shape: of drafts.
+    """
+
+    def __init__(self, head: EagleHead, kv: torch.Tensor, shape: DraftShape) -> None:
+        layers = head.config.layers.num_layers
+        if kv.shape[1] < head.first_layer + layers:
+            raise ValueError(f"the pool has {kv.shape[1]} layers, where model and head need more")
+        self.points = head.config.points
+        self.num_layers = layers
+        self.max_drafts = shape.depth if shape.width == 1 else shape.size
+        self._head = head
+        self._kv = kv
+        self._own = kv[:, head.first_layer : head.first_layer + layers]
+        self._block_size = kv.shape[4]
+        self._shape = shape
+
+    @torch.inference_mode()
+    def extend(self, found: TargetPass) -> None:
+        """Writes the entries that the pass's features allow."""
+        if not found.extents:
+            return
+        assert found.features is not None
+        ends = torch.tensor([extent.rows[-1] for extent in found.extents], device=self._kv.device)
+        carried = found.features.index_select(0, ends)
+        spans: list[Span] = []
+        states: list[EagleState] = []
+        rows: list[int] = []
+        lost: list[torch.Tensor] = []
+        for extent, feature in zip(found.extents, carried, strict=True):
+            state = self._state(extent)
+            end = min(extent.first + len(extent.rows) + 1, self._reach(extent.sequence))
+            if state.entries < end:
+                if state.entries == extent.first:
+                    assert state.feature is not None
+                    rows.append(len(found.features) + len(lost))
+                    lost.append(state.feature)
+                rows += extent.rows[max(state.entries - 1 - extent.first, 0) : end - 1 - extent.first]
+                spans.append(self._span(extent.sequence, state, end))
+                states.append(state)
+                state.entries = end
+            state.output = None
+            state.feature = feature
+            state.computed = extent.first + len(extent.rows)
+        if spans:
+            features = torch.cat((found.features, torch.stack(lost))) if lost else found.features
+            self._write(spans, states, features.index_select(0, torch.tensor(rows, device=features.device)))
+
+    @torch.inference_mode()
+    def propose(
+        self, sequences: Sequence[EngineSequence], counts: Sequence[int]
+    ) -> Sequence[DraftTree | None]:
+        """Drafts of the sequences whose last token has an entry, or can be given one."""
+        self._catch_up(sequences)
+        trees: list[DraftTree | None] = [None] * len(sequences)
+        ready = [
+            index
+            for index, sequence in enumerate(sequences)
+            if isinstance(state := sequence.draft_state, EagleState)
+            and state.output is not None
+            and state.entries == sequence.num_tokens
+        ]
+        if not ready:
+            return trees
+        chosen = [sequences[index] for index in ready]
+        wanted = [min(counts[index], self.max_drafts) for index in ready]
+        drafted = self._trees(chosen, wanted) if self._shape.width > 1 else self._chains(chosen, wanted)
+        for index, tree in zip(ready, drafted, strict=True):
+            trees[index] = tree
+        return trees
+
+    def feature(self, sequence: EngineSequence) -> torch.Tensor | None:
+        """The model's feature of the last token whose KV is written, [points' width]; None where not known.
+
+        It is what another worker needs to draft on with the sequence's KV.
+        """
+        state = sequence.draft_state
+        return state.feature if isinstance(state, EagleState) else None
+
+    @torch.inference_mode()
+    def adopt(self, sequence: EngineSequence, feature: torch.Tensor) -> None:
+        """Begins with KV that came from elsewhere, entries included.
+
+        Args:
+            sequence: lacks the KV of its last token alone.
+            feature: of the token before, as `feature` gave it there.
+
+        Raises:
+            ValueError: a feature of another shape or type.
+        """
+        own = self.points.width(self._head.config.target_hidden_size)
+        if feature.shape != (own,) or feature.dtype != self._kv.dtype:
+            raise ValueError(
+                f"a feature of {list(feature.shape)} {feature.dtype}, where [{own}] {self._kv.dtype} is read"
+            )
+        context = sequence.num_computed
+        first = self._first_key(sequence, context)
+        sequence.draft_state = EagleState(first, context, None, feature.to(self._kv.device), context)
+
+    @torch.inference_mode()
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Marks blocks whose KV came from a worker without a head: they have no entries."""
+        self._own[list(blocks)] = 0
+
+    def _state(self, extent: Extent) -> EagleState:
+        """The sequence's state, made such that the next entry is that of `first`, or of the one after."""
+        sequence, first = extent.sequence, extent.first
+        state = sequence.draft_state
+        if not isinstance(state, EagleState):
+            begun = first == 0 or extent.recomputed
+            key = self._first_key(sequence, first + 1) if begun else first + 1
+            state = sequence.draft_state = EagleState(key, first + 1, None, None, first)
+            if not begun:
+                self._unset(sequence, first, first + 1)
+        elif state.entries < first or (state.entries == first and state.computed != first):
+            # Features of tokens in between were never seen.
+            self._unset(sequence, state.entries, first + 1)
+            state.first_key = state.entries = first + 1
+        return state
+
+    def _unset(self, sequence: EngineSequence, start: int, end: int) -> None:
+        for position in range(start, end):
+            block, offset = divmod(position, self._block_size)
+            self._own[sequence.blocks[block], :, :, :, offset] = 0
+
+    def _first_key(self, sequence: EngineSequence, end: int) -> int:
+        """The first slot from which on all up to `end` have entries."""
+        count = -(-end // self._block_size)
+        keys = self._own[sequence.blocks[:count], 0, 0, 0].flatten(0, 1)[1:end]
+        unset = (keys == 0).all(dim=-1).nonzero()
+        return int(unset[-1]) + 2 if len(unset) else 1
+
+    def _reach(self, sequence: EngineSequence) -> int:
+        """End of the slots that are the sequence's and whose token is known."""
+        return min(sequence.num_tokens, len(sequence.blocks) * self._block_size)
+
+    def _room(self, sequence: EngineSequence) -> int:
+        """Slots behind those of the known tokens."""
+        return len(sequence.blocks) * self._block_size - sequence.num_tokens
+
+    def _span(self, sequence: EngineSequence, state: EagleState, end: int) -> Span:
+        tokens = sequence.token_ids[state.entries : end]
+        return Span(sequence.blocks, state.entries, tokens, min(state.first_key, state.entries))
+
+    def _write(self, spans: list[Span], states: list[EagleState], features: torch.Tensor) -> None:
+        batch = make_batch(spans, self._block_size, self._kv.device)
+        outputs = self._head.forward(batch, self._head.fuse(features), self._kv)
+        for state, output in zip(states, outputs, strict=True):
+            state.output = output
+
+    def _catch_up(self, sequences: Sequence[EngineSequence]) -> None:
+        """Writes the last token's entry of sequences that came with a feature, or had no block for it."""
+        spans: list[Span] = []
+        states: list[EagleState] = []
+        features: list[torch.Tensor] = []
+        for sequence in sequences:
+            state, end = sequence.draft_state, sequence.num_tokens
+            if (
+                isinstance(state, EagleState)
+                and state.feature is not None
+                and state.entries == state.computed == end - 1
+                and self._reach(sequence) == end
+            ):
+                spans.append(self._span(sequence, state, end))
+                states.append(state)
+                features.append(state.feature)
+                state.entries = end
+        if spans:
+            self._write(spans, states, torch.stack(features))
+
+    def _chains(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
+        states = [_state_of(sequence) for sequence in sequences]
+        # Drafts but the last are entries, too.
+        counts = [
+            min(count, self._room(sequence) + 1) for sequence, count in zip(sequences, counts, strict=True)
+        ]
+        chains: list[list[int]] = [[] for _ in sequences]
+        active = list(range(len(sequences)))
+        outputs = torch.stack([_output(state) for state in states])
+        plain = not self._shape.coupled or all(sequence.rules.greedy for sequence in sequences)
+        for ahead in range(max(counts)):
+            logits = self._head.logits(outputs)
+            if plain:
+                tokens = likeliest(self._head, logits)
+            else:
+                rules = [sequences[index].rules for index in active]
+                tokens = guess(self._head, logits, rules, [ahead] * len(active), 1, True).token_ids[:, 0]
+            for index, token_id in zip(active, tokens.tolist(), strict=True):
+                chains[index].append(token_id)
+            going = [row for row, index in enumerate(active) if counts[index] > ahead + 1]
+            if not going:
+                break
+            if len(going) < len(active):
+                outputs = outputs[going]
+            active = [active[row] for row in going]
+            spans = [
+                Span(
+                    sequences[index].blocks,
+                    sequences[index].num_tokens + ahead,
+                    chains[index][-1:],
+                    states[index].first_key,
+                )
+                for index in active
+            ]
+            batch = make_batch(spans, self._block_size, self._kv.device)
+            outputs = self._head.forward(batch, outputs, self._kv)
+        return [DraftTree.chain(tuple(chain)) for chain in chains]
+
+    def _trees(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
+        width = self._shape.width
+        growing = [
+            GrowingTree(count, min(self._room(sequence), MAX_NODES - 1))
+            for sequence, count in zip(sequences, counts, strict=True)
+        ]
+        # Of each row of outputs its sequence and which of its expanded nodes it is.
+        owners = [(index, 0) for index in range(len(sequences))]
+        outputs = torch.stack([_output(_state_of(sequence)) for sequence in sequences])
+        for ahead in range(self._shape.depth):
+            logits = self._head.logits(outputs)
+            rules = [sequences[index].rules for index, _ in owners]
+            found = guess(self._head, logits, rules, [ahead] * len(owners), width, self._shape.coupled)
+            token_ids, log_probs = found.token_ids.tolist(), found.log_probs.tolist()
+            for index, tree in enumerate(growing):
+                rows = [row for row, owner in enumerate(owners) if owner[0] == index]
+                tree.add(
+                    [owners[row][1] for row in rows],
+                    [token_ids[row] for row in rows],
+                    [log_probs[row] for row in rows],
+                )
+            if ahead + 1 == self._shape.depth:
+                break
+            parents = {owner: row for row, owner in enumerate(owners)}
+            owners, rows = [], []
+            for index, tree in enumerate(growing):
+                before = len(tree.expanded)
+                for node, place in enumerate(tree.expand(width), start=before + 1):
+                    owners.append((index, node))
+                    rows.append(parents[index, tree.candidates[place].parent])
+            if not owners:
+                break
+            batch = self._level(sequences, growing, owners, ahead)
+            outputs = self._head.forward(batch, outputs[rows], self._kv)
+        return [tree.finish() for tree in growing]
+
+    def _level(
+        self,
+        sequences: list[EngineSequence],
+        growing: list[GrowingTree],
+        owners: list[tuple[int, int]],
+        ahead: int,
+    ) -> ForwardBatch:
+        """The batch of a level of nodes, whose entries lie behind those of the nodes expanded before."""
+        present = sorted({index for index, _ in owners})
+        spans = []
+        for index in present:
+            nodes = [node for owner, node in owners if owner == index]
+            sequence, tree = sequences[index], growing[index]
+            tokens = [tree.candidates[tree.expanded[node - 1]].token_id for node in nodes]
+            first = sequence.num_tokens - 1 + nodes[0]
+            spans.append(Span(sequence.blocks, first, tokens, _state_of(sequence).first_key))
+        batch = make_batch(spans, self._block_size, self._kv.device)
+        last = np.array([sequences[index].num_tokens - 1 for index, _ in owners], dtype=np.int64)
+        bits = np.array([_signed(growing[index].visible[node]) for index, node in owners], dtype=np.int64)
+        return replace(
+            batch,
+            positions=torch.from_numpy(last + ahead + 1).to(self._kv.device),
+            logits_rows=torch.arange(len(owners), device=self._kv.device),
+            visible=torch.from_numpy(bits).to(self._kv.device),
+            tree_starts=tuple(sequences[index].num_tokens - 1 for index in present),
+        )
+
+
+def _state_of(sequence: EngineSequence) -> EagleState:
+    assert isinstance(sequence.draft_state, EagleState)
+    return sequence.draft_state
+
+
+def _output(state: EagleState) -> torch.Tensor:
+    assert state.output is not None
+    return state.output
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -1,0 +1,111 @@
+"""Engines that speculate, and what is checked of every proposal."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core import LLMEngine
+from engine.kv.storage import allocate_pool
+from engine.models.base import CausalLM
+from engine.models.features import FeaturePoints
+from engine.sequence import Sequence as EngineSequence
+from engine.speculation.base import Drafter, Target, TargetPass
+from engine.speculation.config import SpeculationConfig
+from engine.speculation.planner import FixedPlanner
+from engine.speculation.registry import create_drafter
+from engine.speculation.speculator import Speculator
+from engine.speculation.tree import DraftTree
+from prefix_index.hashing import ChainHasher
+
+
+class Watched:
+    """A drafter whose every proposal is held against what `Drafter` promises.
+
+    Attributes:
+        proposed: drafts so far.
+        passes: of sequences that had drafts.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, depth: int) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._depth = depth
+        self._state_types: set[type] = set()
+        self.points: FeaturePoints | None = drafter.points
+        self.num_layers = drafter.num_layers
+        self.max_drafts = drafter.max_drafts
+        self.proposed = 0
+        self.passes = 0
+
+    def propose(
+        self, sequences: Sequence[EngineSequence], counts: Sequence[int]
+    ) -> Sequence[DraftTree | None]:
+        """As `Drafter.propose`."""
+        before = [list(sequence.token_ids) for sequence in sequences]
+        trees = self._drafter.propose(sequences, counts)
+        assert [list(sequence.token_ids) for sequence in sequences] == before
+        assert len(trees) == len(sequences)
+        again = self._drafter.propose(sequences, counts)
+        for tree, other, count in zip(trees, again, counts, strict=True):
+            assert (tree is None) == (other is None)
+            if tree is not None and other is not None:
+                assert (tree.token_ids, tree.parents) == (other.token_ids, other.parents), "not a function"
+                self._check(tree, count)
+                self.proposed += len(tree.token_ids)
+                self.passes += 1
+        self._state_types |= {type(sequence.draft_state) for sequence in sequences} - {type(None)}
+        return trees
+
+    def extend(self, found: TargetPass) -> None:
+        """As `Drafter.extend`."""
+        self._drafter.extend(found)
+
+    def states_alive(self) -> int:
+        """Draft states of sequences that somebody still holds."""
+        gc.collect()
+        return sum(type(each) in self._state_types for each in gc.get_objects())
+
+    def _check(self, tree: DraftTree, count: int) -> None:
+        assert len(tree.token_ids) <= min(count, self.max_drafts)
+        assert max(tree.depths) <= self._depth
+        assert all(0 <= token_id < self._vocab_size for token_id in tree.token_ids)
+        if tree.distributions is not None:
+            assert tree.is_chain, "drawn drafts have no siblings"
+            assert tree.distributions.shape == (len(tree.token_ids), self._vocab_size)
+            assert tree.distributions.dtype == torch.float32
+            torch.testing.assert_close(tree.distributions.sum(-1), torch.ones(len(tree.token_ids)))
+            drawn = tree.distributions.gather(1, torch.tensor(tree.token_ids)[:, None])
+            assert bool((drawn > 0).all())
+
+
+def speculating(
+    model: CausalLM,
+    speculation: SpeculationConfig,
+    drafts: int,
+    *,
+    model_dir: Path = Path("unused"),
+    num_blocks: int = 100,
+    **settings: int | bool,
+) -> tuple[LLMEngine, Watched]:
+    """An engine that asks for `drafts` drafts always and checks its invariants, and its drafter."""
+    config = EngineConfig(
+        model_dir=model_dir,
+        check_invariants=True,
+        speculation=speculation,
+        **settings,  # type: ignore[arg-type]
+    )
+    pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32)
+    target = Target(
+        model, pool, config, min(model.config.max_position_embeddings, num_blocks * config.block_size)
+    )
+    drafter = create_drafter(speculation, target)
+    assert drafter is not None
+    watched = Watched(drafter, model.config.vocab_size, speculation.num_speculative_tokens)
+    speculator = Speculator(watched, FixedPlanner(drafts))
+    hasher = ChainHasher("tiny", config.block_size)
+    return LLMEngine(model, pool, config, hasher, speculator=speculator), watched
