@@ -19,6 +19,7 @@ from engine.api import EngineRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
+from engine.models.errors import UnsupportedModelError
 from engine.models.features import FeaturePoints
 from engine.models.loader import load_model, torch_dtype
 from training.answers import Answer, shard_path, write_shard
@@ -169,6 +170,7 @@ def generate(
         The shards.
 
     Raises:
+        ModelError: the target cannot be loaded, or no head can be trained for it, or with answers so long.
         RuntimeError: the target gave no numbers.
     """
     shards = -(-config.num_prompts // config.shard_size)
@@ -223,6 +225,12 @@ def _recording(config: GenerationConfig) -> RecordingModel:
         config.model_dir, dtype=config.dtype, quantization=config.quantization, device=config.device
     )
     require_trainable(model.config)
+    length = config.max_prompt_tokens + config.max_new_tokens
+    if any(0 < window < length for window in model.config.windows):
+        raise UnsupportedModelError(
+            f"the model's window of {max(model.config.windows)} tokens is shorter than prompt and answer may "
+            f"be, {length} tokens: choose less of them"
+        )
     return RecordingModel(model, FeaturePoints(feature_layers(model.config.num_layers), final=True))
 
 
@@ -241,6 +249,7 @@ def _engine(config: GenerationConfig, model: RecordingModel) -> LLMEngine:
         device=config.device,
     )
     # Room for the longest, so that none is preempted.
-    blocks = config.batch_size * (-(-length // settings.block_size) + 1)
+    pages = config.batch_size * (-(-length // settings.block_size) + 1)
+    blocks = pages * len(model.config.layer_groups)
     pool = allocate_pool(model.config, blocks, settings.block_size, torch_dtype(config.dtype), config.device)
     return LLMEngine(model, pool, settings, _NoHasher())
