@@ -236,7 +236,7 @@ class AdaptivePlanner:
             self._forget()
 
     def _again(self, requests: Sequence[int], limits: Sequence[int]) -> Sequence[int] | None:
-        """The last step's choice, where it is the same batch: estimates change slowly, choosing takes time."""
+        """The last choice, where the batch is the same: estimates change slowly, and choosing takes time."""
         plan = self._plan
         if plan.allocation is None or plan.mode is not _Mode.CHOSEN or self._steps < _SETTLED:
             return None
