@@ -19,10 +19,11 @@ from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Extent, TargetPass
-from engine.speculation.eagle.guesses import guess, likeliest
 from engine.speculation.eagle.head import EagleHead
-from engine.speculation.eagle.state import EagleState, Span, make_batch
+from engine.speculation.eagle.state import EagleState
 from engine.speculation.eagle.tree import GrowingTree
+from engine.speculation.guesses import guess, likeliest
+from engine.speculation.spans import Span, make_batch
 from engine.speculation.tree import MAX_NODES, DraftTree
 
 
