@@ -115,6 +115,7 @@ class WorkerActor:
                 node_id=bearer.node_id,
                 model_name=plan.model_name,
                 engine=replace(plan.engine, threads=threads),
+                decodes=plan.role == DECODE,
                 host=plan.host or self._node_address(),
                 redis_url=plan.redis_url,
                 index_namespace=plan.deployment,

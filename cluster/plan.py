@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cluster.model_store.store import ModelEntry
 from cluster.spec import DeploymentSpec
+from cluster.speculation import plan_speculation
 from engine.config import EngineConfig
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
@@ -71,6 +72,7 @@ def plan_workers(
     """
     # A Ray that is started here is bound to the loopback address, and so are its workers.
     host = "" if spec.ray.address else "127.0.0.1"
+    speculation = plan_speculation(spec.speculation, model)
     plans: list[WorkerPlan] = []
     for role, pool in ((PREFILL, spec.prefill), (DECODE, spec.decode)):
         engine = EngineConfig(
@@ -89,6 +91,7 @@ def plan_workers(
             threads=pool.threads,
             check_invariants=spec.debug.check_invariants,
             kernel_cache=kernel_cache,
+            speculation=speculation,
         )
         plans += [
             WorkerPlan(

@@ -10,9 +10,11 @@ import os
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cluster.sizes import MAX_SIZE, parse_size
+from cluster.spec_section import Section
+from cluster.speculation_spec import SpeculationSpec
 from engine.config import DECODE_SLOWDOWN_LIMIT, MAX_DECODE_SLOWDOWN
 from router.config import ORIGIN, ReasoningParserName, ToolParserName
 from router.policies.registry import policy_names
@@ -33,13 +35,7 @@ _THREADS_PER_CORE = 4
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class _Section(BaseModel):
-    """Unknown keys are refused, values are not converted from other types, nothing changes later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class PoolSpec(_Section):
+class PoolSpec(Section):
     """Workers of one role."""
 
     replicas: int = Field(default=1, ge=0, le=1024, description="Worker processes.")
@@ -72,7 +68,7 @@ class DecodePoolSpec(PoolSpec):
     replicas: int = Field(default=1, ge=1, le=1024, description="Worker processes.")
 
 
-class RouterSpec(_Section):
+class RouterSpec(Section):
     """The front doors."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address that both doors bind.")
@@ -136,7 +132,7 @@ class RouterSpec(_Section):
         return value
 
 
-class RedisSpec(_Section):
+class RedisSpec(Section):
     """Where the prefix index lives."""
 
     url: str = Field(
@@ -146,7 +142,7 @@ class RedisSpec(_Section):
     )
 
 
-class RaySpec(_Section):
+class RaySpec(Section):
     """Which Ray places the workers."""
 
     address: str = Field(
@@ -162,14 +158,14 @@ class RaySpec(_Section):
     )
 
 
-class LogSpec(_Section):
+class LogSpec(Section):
     """What is logged, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
 
 
-class HealthSpec(_Section):
+class HealthSpec(Section):
     """When a worker counts as hung and is killed, so that Ray starts it anew."""
 
     heartbeat_s: float = Field(default=0.5, gt=0, le=60, description="Interval of reports.")
@@ -189,13 +185,13 @@ class HealthSpec(_Section):
         return self
 
 
-class DebugSpec(_Section):
+class DebugSpec(Section):
     """For tests and for hunting defects; slow."""
 
     check_invariants: bool = Field(default=False, description="After each engine step.")
 
 
-class DeploymentSpec(_Section):
+class DeploymentSpec(Section):
     """One deployment: a model, its workers, its router and what they stand on."""
 
     name: str = Field(
@@ -233,6 +229,7 @@ class DeploymentSpec(_Section):
         description="A step that also computes prompts takes at most so many times as long as without, while "
         "answers that ran before are being written; 1 to 1000, 0 for no bound.",
     )
+    speculation: SpeculationSpec = SpeculationSpec()
     prefill: PoolSpec = PoolSpec()
     decode: DecodePoolSpec = DecodePoolSpec()
     router: RouterSpec = RouterSpec()

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from decode_worker.handover import HandedOver
-from engine.api import PrefillDone
+from engine.api import DraftReport, PrefillDone
 from kvrelay.v1 import common_pb2
 from worker.requests import logprobs_message
 
@@ -24,6 +24,15 @@ class RequestClock:
     local: PrefillDone | None = None
     _first_token_at: float | None = None
     _last_token_at: float = 0.0
+    _passes: int = 0
+    _drafted: int = 0
+    _accepted: int = 0
+
+    def verified(self, report: DraftReport) -> None:
+        """A pass decoded for the request."""
+        self._passes += 1
+        self._drafted += report.drafted
+        self._accepted += report.accepted
 
     def token(self) -> None:
         """A token came from the engine."""
@@ -48,7 +57,12 @@ class RequestClock:
     def timeline(self, decode_worker: str, prefill_worker: str, trace: bool) -> common_pb2.Timeline:
         """The worker's part of the timeline; the router fills in its own."""
         timeline = common_pb2.Timeline(
-            local_prefill=not prefill_worker, prefill_worker=prefill_worker, decode_worker=decode_worker
+            local_prefill=not prefill_worker,
+            prefill_worker=prefill_worker,
+            decode_worker=decode_worker,
+            decode_passes=self._passes,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
         if self._first_token_at is not None:
             timeline.decode_s = self._last_token_at - self._first_token_at

@@ -161,7 +161,9 @@ class Handover:
                 token_logprobs(finished.first_logprobs) if finished.HasField("first_logprobs") else None
             )
             await self._runtime.host.call(
-                lambda engine: engine.adopt(self._request.request_id, finished.first_token_id, logprobs)
+                lambda engine: engine.adopt(
+                    self._request.request_id, finished.first_token_id, logprobs, finished.carried
+                )
             )
             adopted = True
             self._lease.done()

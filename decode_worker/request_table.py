@@ -135,6 +135,10 @@ class RequestTable:
         for done in output.prefills_done:
             if (attempt := self._by_engine_id.get(done.request_id)) is not None:
                 attempt.clock.local = done
+        # Before the tokens: the last of them ends a request.
+        for report in output.drafts:
+            if (attempt := self._by_engine_id.get(report.request_id)) is not None:
+                attempt.clock.verified(report)
         for token in output.tokens:
             if (attempt := self._by_engine_id.get(token.request_id)) is not None:
                 self._take(attempt, token)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from engine.speculation.stats import SpeculationStats
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended inside the engine."""
@@ -182,7 +184,7 @@ class PrefillDone:
     Emitted once: not for adopted sequences, nor for recomputation after a preemption. `cached_tokens` are
     prompt tokens that were found in the prefix cache and not computed, so fewer than the context; where the
     cache holds all of it, all but the last. `prompt_logprobs` are of the prompt's tokens from the second on,
-    where asked for.
+    where asked for. `carried` is what a drafter needs, of a held prefill, where it is adopted.
     """
 
     request_id: str
@@ -190,6 +192,7 @@ class PrefillDone:
     queue_s: float
     prefill_s: float
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    carried: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +215,23 @@ class SequenceFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What one pass of a speculating engine did for one sequence that decodes.
+
+    Attributes:
+        request_id: whose.
+        drafted: drafts that were verified; 0 where the pass had none for it.
+        accepted: those that were right; one token more came of the pass, unless the sequence ended before.
+    """
+
+    request_id: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one engine step produced."""
+    """What one engine step produced; `drafts` of all that decoded, where the engine speculates."""
 
     step: int
     tokens: tuple[TokenOutput, ...]
@@ -224,6 +242,7 @@ class StepOutput:
     batch_size: int
     num_tokens: int
     duration_s: float
+    drafts: tuple[DraftReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +269,8 @@ class EngineStats:
     tokens are counted when a prefill is done, generated ones when drawn: adopted sequences add none of
     the former, and not their first token. Of the preemptions, `swaps_total` moved the KV to host memory, in
     `swap_blocks_used` of `swap_blocks_total` blocks there; the others have it computed again.
-    `swapped_out_blocks_total` and `swapped_in_blocks_total` blocks were copied so far.
+    `swapped_out_blocks_total` and `swapped_in_blocks_total` blocks were copied so far. `speculation` is None
+    where the engine does not speculate.
     """
 
     running: int
@@ -270,6 +290,7 @@ class EngineStats:
     swap_blocks_used: int = 0
     swapped_out_blocks_total: int = 0
     swapped_in_blocks_total: int = 0
+    speculation: SpeculationStats | None = None
 
 
 class RequestTooLargeError(ValueError):
@@ -310,12 +331,18 @@ class Engine(Protocol):
         ...
 
     def adopt(
-        self, request_id: str, first_token_id: int, first_logprobs: TokenLogprobs | None = None
+        self,
+        request_id: str,
+        first_token_id: int,
+        first_logprobs: TokenLogprobs | None = None,
+        carried: bytes = b"",
     ) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
 
+        `carried` is what `PrefillDone` had of it where the KV was computed.
+
         The first token is emitted as a TokenOutput of the next step, so that stop rules hold for it too;
-        the same step may draw the second one. Raises ValueError where nothing is reserved.
+        that step draws none. Raises ValueError where nothing is reserved.
         """
         ...
 
@@ -338,7 +365,10 @@ class Engine(Protocol):
         ...
 
     def step(self) -> StepOutput:
-        """Schedules, runs and samples once. Returns an empty output where nothing can run."""
+        """Schedules, runs and samples once, or emits the first tokens of what was adopted.
+
+        Returns an empty output where nothing can run.
+        """
         ...
 
     def has_work(self) -> bool:

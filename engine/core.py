@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -12,6 +13,7 @@ from engine.api import (
     BlockHasher,
     EngineRequest,
     EngineStats,
+    FinishReason,
     Reservation,
     StepOutput,
     TokenLogprobs,
@@ -35,6 +37,7 @@ from engine.sequence import SequenceStatus
 from engine.speculation.speculator import Speculator
 from engine.speculation.verification.base import Bounds, Verified
 from engine.speculation.verification.registry import create_verifier
+from engine.stats import engine_stats
 from engine.step import StepRecorder
 from engine.step_cost import StepCost
 from engine.stopping import finish_reason
@@ -163,11 +166,16 @@ class LLMEngine:
         )
 
     def adopt(
-        self, request_id: str, first_token_id: int, first_logprobs: TokenLogprobs | None = None
+        self,
+        request_id: str,
+        first_token_id: int,
+        first_logprobs: TokenLogprobs | None = None,
+        carried: bytes = b"",
     ) -> None:
         """The reserved blocks hold valid KV: publish them and decode on from `first_token_id`.
 
-        Raises ValueError, changing nothing, where there is no such reservation or token.
+        Raises ValueError, changing nothing, where there is no such reservation or token, or where the drafter
+        cannot use what is `carried`.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.status is not SequenceStatus.RESERVED:
@@ -175,8 +183,14 @@ class LLMEngine:
         self._limits.check_tokens((first_token_id,))
         if (first_logprobs is None) != (sequence.request.sampling.logprobs is None):
             raise ValueError("log probabilities of the first token come exactly where they are asked for")
-        sequence.rules.advance(first_token_id)
-        sequence.num_computed = sequence.num_tokens
+        computed, sequence.num_computed = sequence.num_computed, sequence.num_tokens
+        try:
+            if self._speculator is not None:
+                self._speculator.drafter.adopt(sequence, carried)
+            sequence.rules.advance(first_token_id)
+        except ValueError:
+            sequence.num_computed, sequence.draft_state = computed, None
+            raise
         self._blocks.seal(sequence)
         sequence.token_ids.append(first_token_id)
         sequence.context_done = True
@@ -211,17 +225,24 @@ class LLMEngine:
         return bool(self._adopted) or self._blocks.cache.has_events or self._scheduler.can_schedule()
 
     def step(self) -> StepOutput:
-        """Schedules, runs and samples once. Returns an empty output where nothing can run.
+        """Schedules, runs and samples once, or emits the first tokens of what was adopted.
+
+        Returns an empty output where nothing can run.
 
         Raises what the model raises when it fails whatever it is given; the engine is of no use then.
         """
         recorder = self._recorder
         recorder.begin()
-        self._emit_adopted()
-        schedule = self._scheduler.schedule(self._clock())
-        if schedule.sequences:
-            self._run(schedule)
-        output = recorder.end(self._blocks.take_events(), len(schedule.sequences), schedule.num_tokens)
+        batch_size = num_tokens = 0
+        if self._adopted:
+            # They do not wait for a pass: their first tokens have waited for a transfer already.
+            self._emit_adopted()
+        else:
+            schedule = self._scheduler.schedule(self._clock())
+            if schedule.sequences:
+                self._run(schedule)
+            batch_size, num_tokens = len(schedule.sequences), schedule.num_tokens
+        output = recorder.end(self._blocks.take_events(), batch_size, num_tokens)
         if self._check_each_step:
             self.check_invariants()
         return output
@@ -233,12 +254,13 @@ class LLMEngine:
         start_s, start_unix_ns = self._clock(), time.time_ns()
         result = self._runner.run(schedule)
         end_unix_ns = time.time_ns()
+        target_s = self._clock() - start_s
         failures, drawn_by_index = result.failures, result.drawn
         # Only a step that drew tokens has waited for the device, and only a sound one is typical.
         if drawn_by_index and not failures:
             decodes = schedule.num_decodes
             prompt_tokens = sum(schedule.counts[decodes:])
-            self._cost.observe(decodes, prompt_tokens, self._clock() - start_s)
+            self._cost.observe(decodes, prompt_tokens, target_s)
         went_on: list[tuple[int, EngineSequence, int]] = []
         for index, sequence in enumerate(schedule.sequences):
             if failures and (failure := failures.get(index)) is not None:
@@ -248,7 +270,8 @@ class LLMEngine:
             went_on.append((index, sequence, sequence.num_computed))
             sequence.grow(schedule.counts[index], drawn_by_index.get(index))
         if self._speculator is not None:
-            self._speculator.extend(schedule, result, went_on)
+            for outcome in self._speculator.extend(schedule, result, went_on, target_s):
+                self._recorder.verified(outcome.sequence, outcome.drafted, outcome.accepted)
         block_size = self._blocks.block_size
         for index, sequence, _ in went_on:
             sequence.recompute_last = False
@@ -268,28 +291,9 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """Current gauges and totals."""
-        pool, scheduler, totals = self._blocks.pool, self._scheduler, self._recorder
-        queued = sum(s.num_tokens - (s.swapped.num_tokens if s.swapped else 0) for s in scheduler.waiting)
-        queued += sum(s.num_uncomputed for s in scheduler.running if s.num_uncomputed > 1)
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            queued_prefill_tokens=queued,
-            blocks_total=pool.total,
-            blocks_free=pool.num_free,
-            blocks_cached=pool.num_cached,
-            blocks_pinned=pool.num_pinned,
-            blocks_quarantined=pool.num_quarantined,
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            generated_tokens_total=totals.generated_tokens,
-            preemptions_total=scheduler.recomputes + scheduler.swaps,
-            swaps_total=scheduler.swaps,
-            swap_blocks_total=self._swap.total,
-            swap_blocks_used=self._swap.used,
-            swapped_out_blocks_total=self._swap.blocks_out_total,
-            swapped_in_blocks_total=self._swap.blocks_in_total,
-        )
+        stats = engine_stats(self._blocks.pool, self._scheduler, self._recorder, self._swap)
+        speculator = self._speculator
+        return stats if speculator is None else replace(stats, speculation=speculator.stats())
 
     def cached_block_hashes(self) -> list[bytes]:
         """Every block the prefix cache holds, parents before children: to publish anew after a loss."""
@@ -343,35 +347,38 @@ class LLMEngine:
     def _emit_adopted(self) -> None:
         adopted, self._adopted = self._adopted, []
         for sequence, logprobs in adopted:
-            self._emit(sequence, sequence.token_ids[-1:], () if logprobs is None else (logprobs,))
+            rules = sequence.rules
+            reason = finish_reason(
+                rules.params,
+                sequence.token_ids[-1],
+                sequence.next_index - 1,
+                sequence.num_tokens,
+                self._eos_token_ids,
+                self.max_model_len,
+                rules.grammar_complete,
+            )
+            self._emit(sequence, sequence.token_ids[-1:], () if logprobs is None else (logprobs,), reason)
 
     def _took(self, sequence: EngineSequence, drawn: Verified) -> None:
         """Reports what a pass drew for a sequence."""
         self._recorder.generated_tokens += len(drawn.token_ids)
         if not sequence.context_done:
             sequence.context_done = True
-            self._recorder.prefill_done(sequence)
+            speculator = self._speculator if sequence.hold else None
+            self._recorder.prefill_done(sequence, speculator.drafter.carried(sequence) if speculator else b"")
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
-        self._emit(sequence, drawn.token_ids, drawn.logprobs or ())
+        self._emit(sequence, drawn.token_ids, drawn.logprobs or (), drawn.finish_reason)
 
     def _emit(
-        self, sequence: EngineSequence, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+        self,
+        sequence: EngineSequence,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        reason: FinishReason | None,
     ) -> None:
-        """Reports a sequence's last tokens and ends it if the very last does; not a held one."""
-        num_tokens = len(sequence.token_ids)
-        index = num_tokens - sequence.num_prompt - len(token_ids)
-        rules = sequence.rules
-        # Drawing stops at a token that ends its sequence, so none before the last does.
-        reason = finish_reason(
-            rules.params,
-            token_ids[-1],
-            index + len(token_ids) - 1,
-            num_tokens,
-            self._eos_token_ids,
-            self.max_model_len,
-            rules.matcher is not None and rules.matcher.is_complete,
-        )
+        """Reports a sequence's last tokens and ends it where there is a reason; not a held one."""
+        index = sequence.next_index - len(token_ids)
         self._recorder.tokens(sequence, index, token_ids, reason, logprobs)
         if reason is not None and not sequence.hold:
             self._end(sequence)

@@ -240,7 +240,8 @@ class ModelRunner:
             if verified.token_ids:
                 # What failed behind these tokens fails in the next step, if the sequence lives to see it.
                 result.drawn[index] = verified
-                self._settle(schedule.sequences[index], verified)
+                if verified.path:
+                    self._settle(schedule.sequences[index], verified)
             elif verified.failure is not None:
                 result.fail(index, _run_failure(verified.failure))
         return row

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import zip_longest
+from collections.abc import Callable, Collection
+from itertools import repeat
 
 from engine.api import (
     CacheEvents,
+    DraftReport,
     FinishReason,
     KvReady,
     PrefillDone,
@@ -45,6 +46,7 @@ class StepRecorder:
         self._kv_ready: list[KvReady] = []
         self._prefills_done: list[PrefillDone] = []
         self._failures: list[SequenceFailure] = []
+        self._drafts: list[DraftReport] = []
 
     def begin(self) -> None:
         """Starts a step."""
@@ -54,21 +56,23 @@ class StepRecorder:
         self._kv_ready = []
         self._prefills_done = []
         self._failures = []
+        self._drafts = []
 
     def tokens(
         self,
         sequence: Sequence,
         index: int,
-        token_ids: Iterable[int],
+        token_ids: Collection[int],
         reason: FinishReason | None,
-        logprobs: Iterable[TokenLogprobs],
+        logprobs: Collection[TokenLogprobs],
     ) -> None:
         """Tokens of the answer, the first of them at `index`; `reason` is the last one's."""
-        name = sequence.request_id
-        for place, (token_id, report) in enumerate(zip_longest(token_ids, logprobs), index):
-            self._tokens.append(TokenOutput(name, place, token_id, None, report))
-        if reason is not None:
-            self._tokens[-1] = self._tokens[-1]._replace(finish_reason=reason)
+        name, last = sequence.request_id, index + len(token_ids) - 1
+        for place, (token_id, report) in enumerate(
+            zip(token_ids, logprobs or repeat(None), strict=False), index
+        ):
+            own = reason if place == last else None
+            self._tokens.append(TokenOutput(name, place, token_id, own, report))
 
     def kv_written(self, sequence: Sequence, start_unix_ns: int, end_unix_ns: int) -> None:
         """A held prefill ran: announces the blocks that are complete now, if there are new ones."""
@@ -84,7 +88,7 @@ class StepRecorder:
                 KvReady(sequence.request_id, num_tokens, blocks, start_unix_ns, end_unix_ns)
             )
 
-    def prefill_done(self, sequence: Sequence) -> None:
+    def prefill_done(self, sequence: Sequence, carried: bytes) -> None:
         """The context of a sequence is computed for the first time."""
         # The resumed tokens belong to the answer: usage counts the prompt's alone.
         cached_tokens = min(sequence.cached_tokens or 0, sequence.num_prompt)
@@ -97,8 +101,13 @@ class StepRecorder:
                 queue_s=sequence.admitted_s - sequence.submitted_s,
                 prefill_s=self._clock() - sequence.admitted_s,
                 prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
+                carried=carried,
             )
         )
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A decode of a speculating engine ran, with so many drafts."""
+        self._drafts.append(DraftReport(sequence.request_id, drafted, accepted))
 
     def failed(self, sequence: Sequence, message: str) -> None:
         """The engine gives a sequence up."""
@@ -116,4 +125,5 @@ class StepRecorder:
             batch_size=batch_size,
             num_tokens=num_tokens,
             duration_s=self._clock() - self._begin_s,
+            drafts=tuple(self._drafts),
         )

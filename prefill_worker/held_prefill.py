@@ -115,6 +115,7 @@ class HeldPrefill:
             cached_tokens=event.cached_tokens,
             queue_s=event.queue_s,
             prefill_s=event.prefill_s,
+            carried=event.carried,
         )
         if self.follower is not None:
             self.follower.send(prefill_pb2.FollowEvent(finished=self._finished))

@@ -17,6 +17,9 @@ from engine.kv.storage import SCRATCH_BLOCKS, allocate_pool, block_bytes, blocks
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
+from engine.speculation.assembly import make_speculator
+from engine.speculation.registry import draft_layers
+from engine.speculation.revision import draft_revision
 from kv_transfer import registry
 from kv_transfer.transports.base import Transport, TransportConfig
 from kv_transfer.types import Identity, KvLayout, LayerGroup, PoolRegion
@@ -59,10 +62,10 @@ def assemble(config: WorkerConfig) -> Assembly:
     """Builds everything; takes as long as the weights take to load.
 
     Raises:
-        ModelError: the folder or the dtype cannot be used.
+        ModelError: the folder, the dtype, or the draft model or head cannot be used.
         KvMemoryError: the pool does not fit.
-        ValueError: an unknown transport, attention backend, quantization or ops, or limits that exceed the
-            model's.
+        ValueError: an unknown transport, attention backend, quantization, ops or draft method, limits that
+            exceed the model's, or a setting of speculation that cannot be honoured.
     """
     settings = config.engine
     if settings.threads:
@@ -78,21 +81,24 @@ def assemble(config: WorkerConfig) -> Assembly:
         kernel_cache=settings.kernel_cache,
     )
     dtype = torch_dtype(settings.dtype)
-    bytes_per_block = block_bytes(model.config, settings.block_size, dtype)
+    extra_layers = draft_layers(settings.speculation, model.config)
+    bytes_per_block = block_bytes(model.config, settings.block_size, dtype, extra_layers)
     num_groups = len(model.config.layer_groups)
     num_blocks = settings.num_blocks or blocks_in_budget(
         settings.kv_memory_bytes, bytes_per_block, num_groups
     )
-    pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device)
+    pool = allocate_pool(model.config, num_blocks, settings.block_size, dtype, settings.device, extra_layers)
     revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
-    engine = LLMEngine(model, pool, settings, hasher, grammars)
+    speculator = make_speculator(model, pool, settings) if config.decodes or extra_layers else None
+    engine = LLMEngine(model, pool, settings, hasher, grammars, speculator=speculator)
     _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)
+    draft = draft_revision(settings.speculation) if extra_layers else ""
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,
-        identity=_identity(config, model.config, revision),
+        identity=_identity(config, model.config, revision, draft),
         layout=KvLayout(
             tensor_parallel_size=1,
             first_head=0,
@@ -133,7 +139,7 @@ def _grammars(config: WorkerConfig, model: ModelConfig) -> GrammarCompiler | Non
         return None
 
 
-def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identity:
+def _identity(config: WorkerConfig, model: ModelConfig, revision: str, draft: str) -> Identity:
     several = len(model.layer_groups) > 1
     groups = tuple(
         LayerGroup(
@@ -151,7 +157,7 @@ def _identity(config: WorkerConfig, model: ModelConfig, revision: str) -> Identi
         dtype=config.engine.dtype,
         block_size=config.engine.block_size,
         layer_groups=groups,
-        draft="",
+        draft=draft,
         hash_version=HASH_VERSION,
     )
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.api import EngineStats, StepOutput
+from worker.speculation_metrics import speculation_metrics
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -102,6 +103,8 @@ class _SnapshotCollector(Collector):
             counter = CounterMetricFamily(f"kvrelay_worker_{name}", text, labels=self._names)
             counter.add_metric(self._values, total)
             yield counter
+        if now.engine.speculation is not None:
+            yield from speculation_metrics(self._names, self._values, now.engine.speculation)
 
 
 class WorkerMetrics:

@@ -186,6 +186,10 @@ class Timeline:
         decode_worker: its name.
         attempts: how often the request was dispatched; 1 where nothing failed.
         spans: only with `trace=True`.
+        decode_passes: passes of the model that decoded for it, in the last attempt, where its worker
+            speculates, else 0.
+        drafted_tokens: drafts that these verified.
+        accepted_tokens: drafts that were right: tokens that cost no pass of their own.
     """
 
     router_queue_s: float
@@ -204,6 +208,16 @@ class Timeline:
     decode_worker: str
     attempts: int
     spans: tuple[Span, ...] = ()
+    decode_passes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Tokens that a decoding pass gave on average; None where the worker does not speculate."""
+        if not self.decode_passes:
+            return None
+        return 1 + self.accepted_tokens / self.decode_passes
 
 
 @dataclass(frozen=True, slots=True)

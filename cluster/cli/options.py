@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cluster.spec_loading import Override
+from cluster.speculation_spec import method_names
 from router.reasoning.registry import reasoning_parser_names
 from router.tools.parsers.registry import tool_parser_names
 
@@ -93,6 +94,26 @@ SwapMemory = Annotated[
         metavar="SIZE",
         help="Memory of each worker for the KV of preempted requests; 0: it is computed again. "
         "Default: 512MiB.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+Speculation = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="|".join(method_names()),
+        help="How tokens are guessed ahead. Default: auto, by the head that comes with the model, if any.",
+        show_default=False,
+        rich_help_panel=_CLUSTER,
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="FOLDER",
+        help="Draft model or head, for methods that need one.",
         show_default=False,
         rich_help_panel=_CLUSTER,
     ),
@@ -200,6 +221,8 @@ def deployment_overrides(
     threads: int | None,
     kv_memory: str | None,
     swap_memory: str | None,
+    speculation: str | None,
+    draft_model: str | None,
     block_size: int | None,
     redis: str | None,
     ray_address: str | None,
@@ -226,6 +249,8 @@ def deployment_overrides(
         Override("decode.threads", threads, "--threads"),
         Override("kv_memory", kv_memory, "--kv-memory"),
         Override("swap_memory", swap_memory, "--swap-memory"),
+        Override("speculation.method", speculation, "--speculation"),
+        Override("speculation.model", draft_model, "--draft-model"),
         Override("block_size", block_size, "--block-size"),
         Override("redis.url", redis, "--redis"),
         Override("ray.address", ray_address, "--ray-address"),

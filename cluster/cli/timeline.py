@@ -22,7 +22,7 @@ def print_timeline(console: Console, generation: Generation) -> None:
         ("queue", timeline.router_queue_s + timeline.prefill_queue_s, "router and prefill worker"),
         ("prefill", timeline.prefill_s, _prefill_note(timeline)),
         ("transfer", timeline.transfer_s, _transfer_note(timeline)),
-        ("decode", timeline.decode_queue_s + timeline.decode_s, f"on {timeline.decode_worker}"),
+        ("decode", timeline.decode_queue_s + timeline.decode_s, _decode_note(timeline)),
     ]
     total = sum(seconds for _, seconds, _ in phases) or 1.0
     table = Table.grid(padding=(0, 2))
@@ -76,6 +76,14 @@ def _transfer_note(timeline: Timeline) -> str:
     moved = format_size(timeline.transfer_bytes)
     busy = timeline.transfer_busy_s * 1000
     return f"{moved} by {timeline.transport}, {busy:.1f} ms of reads, overlapped with prefill"
+
+
+def _decode_note(timeline: Timeline) -> str:
+    note = f"on {timeline.decode_worker}"
+    if timeline.tokens_per_pass is None:
+        return note
+    drafts = f"{timeline.accepted_tokens} of {timeline.drafted_tokens} drafts right"
+    return f"{note}: {timeline.tokens_per_pass:.2f} tokens per pass, {drafts}"
 
 
 def _bar(start: float, share: float) -> str:

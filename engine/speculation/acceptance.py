@@ -22,7 +22,7 @@ FIRST_GUESS = 0.7
 _DEPLOYMENT_DECAY = 0.998
 """Of what all requests have shown, with each step: about 500 steps are remembered."""
 _LEAST_WEIGHT = 16.0
-"""Tests that are remembered however long ago they were: what is known fades, but not back to a first guess."""
+"""Tests that are remembered however long ago they were: what is known never fades to a first guess."""
 _PRIOR_TESTS = 8.0
 _MOST_WEIGHT = 400.0
 """And no more than so many tests: large batches make many in little time."""
@@ -130,8 +130,8 @@ class ChainAcceptance:
         if self._rates is None:
             rates = np.empty_like(self._tests)
             before = FIRST_GUESS
-            for place, (tests, hits) in enumerate(zip(self._tests.tolist(), self._hits.tolist(), strict=True)):
-                before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
+            for place in range(len(rates)):
+                before = (self._hits[place] + _PRIOR_TESTS * before) / (self._tests[place] + _PRIOR_TESTS)
                 rates[place] = before
             self._rates = rates
         return self._rates

@@ -110,9 +110,7 @@ class Allocator:
         return Allocation(tuple(counts.tolist()), float(rates[number - at_least]), float(seconds[number]))
 
     def _seconds(self, numbers: Counts, coming: Floats, cap: int) -> Floats:
-        """Of steps with so many drafts, of which such a share comes: between a pass with all and with none."""
+        """Of steps with so many drafts, of which such a share comes: between all of them and none."""
         alone = self._pass_seconds[0]
-        seconds: Floats = (
-            alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[cap]
-        )
+        seconds: Floats = alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[cap]
         return seconds

@@ -107,3 +107,19 @@ class Drafter(Protocol):
     def extend(self, found: TargetPass) -> None:
         """Takes note of a pass: writes its KV of the new positions, keeps features for the next guesses."""
         ...
+
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """What a worker needs to go on drafting that gets the sequence's KV; empty for nothing."""
+        ...
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """Begins with KV that came from elsewhere, its own in the blocks included.
+
+        Args:
+            sequence: lacks the KV of its last token alone.
+            carried: as `carried` gave it there.
+
+        Raises:
+            ValueError: it is not of this drafter, or of one with other settings.
+        """
+        ...

@@ -18,7 +18,7 @@ _BOUND = 1.6
 
 @dataclass(slots=True)
 class _Mean:
-    """A running mean whose first samples weigh alike; later ones count within bounds, for clocks have hiccups."""
+    """A running mean. First samples weigh alike; later ones count within bounds, for clocks have hiccups."""
 
     value: float
     samples: int = 1

@@ -1,11 +1,12 @@
 """The operating point: how many drafts each request of a step gets, so that most tokens come in a second.
 
-Three estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
-drafter takes (`draft_cost`), how many drafts of a request will be right (`acceptance`). For each step the
-allocation that they say is fastest is taken (`allocation`), no drafts at all among the choices. Against noise:
+Estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
+drafter takes (`draft_cost`), whether it has anything to propose (`availability`), how many drafts of a
+request will be right (`acceptance`). For each step the allocation that they say is fastest is taken
+(`allocation`), no drafts at all among the choices. Against noise:
 
-- a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a batch
-  that changes its size does not change its mind;
+- a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a
+  batch that changes its size does not change its mind;
 - what estimates promise is corrected by what came of it, so a promise that is not kept ends by itself;
 - now and then a step is spent on what is not chosen, without drafts where all draft and with some where none
   do, so that both sides of the comparison stay measured. Little time may be lost by that (`probing`).
@@ -111,7 +112,9 @@ class AdaptivePlanner:
         ValueError: no calibration, or `most` below 1.
     """
 
-    def __init__(self, calibration: Sequence[tuple[int, float]], most: int, *, branching: bool = False) -> None:
+    def __init__(
+        self, calibration: Sequence[tuple[int, float]], most: int, *, branching: bool = False
+    ) -> None:
         if most < 1:
             raise ValueError(f"at least 1 draft must be allowed, not {most}")
         self._most = most

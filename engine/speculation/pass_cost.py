@@ -1,4 +1,4 @@
-"""What a pass of the target costs by the tokens in it: a calibrated curve, corrected by the passes themselves.
+"""What a pass of the target costs by the tokens in it: a calibrated curve, corrected by the passes.
 
 A pass of n tokens takes `curve(n) * level * exp(deviation)`:
 
@@ -7,11 +7,12 @@ A pass of n tokens takes `curve(n) * level * exp(deviation)`:
   that only ratios between passes have to be remembered;
 - the deviation is what passes of so many sequences and so many tokens differ by from curve and level: what
   attention and verification add, where tiles end. It is a Gaussian process over the logarithms of both
-  (Rasmussen and Williams, 2006, chapter 2): passes that are much alike cost about the same, so what was seen
+  (Rasmussen and Williams, 2006, ch. 2): passes that are much alike cost about the same, so what was seen
   seldom or long ago is corrected by its neighbours.
 
-Clocks err upwards: a machine has hiccups, but no pass is ever too fast. What is slower than expected therefore
-counts as no more than `_SLOW_SIGMAS` standard deviations, what is faster as no more than `_FAST_SIGMAS`.
+Clocks err upwards: a machine has hiccups, but no pass is ever too fast. What is slower than expected
+therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is faster as no more than
+`_FAST_SIGMAS`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LEVEL_GAIN = 0.15
 _NOISE = 0.06
 """Standard deviation of one pass's time, as a share of it."""
 _SMOOTH, _REACH = 0.15, 0.7
-"""Standard deviation of what neighbours share, and over what ratio of tokens (its logarithm) they are such."""
+"""Standard deviation of what neighbours share, and over what ratio (its logarithm) they are such."""
 _LOCAL = 0.04
 """Standard deviation of what a band of tokens has for itself."""
 _DRIFT = 0.004
@@ -68,9 +69,10 @@ class PassCostModel:
     def __init__(self, calibration: Sequence[tuple[int, float]]) -> None:
         if not calibration or any(tokens < 1 or seconds <= 0 for tokens, seconds in calibration):
             raise ValueError("a calibration has at least one point, of tokens and seconds above 0")
-        points = sorted(calibration)
-        self._tokens = np.array([tokens for tokens, _ in points], dtype=np.float64)
-        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points]))
+        # Of several times for one size the least is right: the last that is put in.
+        points = dict(sorted(calibration, reverse=True))
+        self._tokens = np.array(sorted(points), dtype=np.float64)
+        self._seconds = np.maximum.accumulate(np.array([points[size] for size in sorted(points)]))
         self.level = 1.0
         self._passes = 0
         # By band of sequences and band of tokens.

@@ -51,8 +51,8 @@ class PassCost:
 class OffReason(StrEnum):
     """Why a decode is to have no drafts.
 
-    BATCH: drafts would make this batch slower, or no faster. REQUEST: others have drafts, but too many of this
-    one's were wrong. ENDING: its next token is its last. PROBE: the step measures what is gained by drafts.
+    BATCH: drafts would make this batch slower, or no faster. REQUEST: others have drafts, but too many of
+    this one's were wrong. ENDING: its next token is its last. PROBE: the step measures what drafts gain.
     """
 
     BATCH = "batch"

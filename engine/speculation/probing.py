@@ -1,4 +1,4 @@
-"""When steps are spent on finding out: rarely, ever more rarely where it finds nothing new, and within a budget."""
+"""When steps are spent on finding out: rarely, more rarely if nothing new is found, and within a budget."""
 
 from __future__ import annotations
 

@@ -42,3 +42,9 @@ def refuse_model(config: SpeculationConfig) -> None:
     """Raises ValueError where a model is named that the method does not have."""
     if config.model is not None:
         raise ValueError(f"model is {config.model}, but method {config.method!r} needs none")
+
+
+def refuse_carried(carried: bytes) -> None:
+    """Raises ValueError where a drafter that carries nothing over is given something."""
+    if carried:
+        raise ValueError(f"{len(carried)} bytes came for a drafter that carries nothing over")

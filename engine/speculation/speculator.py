@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.models.features import FeaturePoints
 from engine.runner import RunResult
 from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Extent, TargetPass
-from engine.speculation.planner import DraftPlanner
+from engine.speculation.planner import DraftOutcome, DraftPlanner, PassCost
+from engine.speculation.stats import SpeculationStats
+from engine.speculation.tally import SpeculationTally
+from engine.speculation.tree import DraftTree
 
 
 class Speculator:
-    """Ties a drafter and a plan to the steps of an engine.
+    """Ties a drafter and a plan to the steps of an engine: `wanted`, `propose`, the pass, `extend`.
 
     Args:
         drafter: guesses.
         planner: says how many guesses pay.
+        clock: monotonic seconds, by which drafting is measured.
     """
 
-    def __init__(self, drafter: Drafter, planner: DraftPlanner) -> None:
+    def __init__(
+        self, drafter: Drafter, planner: DraftPlanner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.drafter = drafter
         self._planner = planner
-
-    def wanted(self, sequences: Iterable[EngineSequence]) -> Sequence[int]:
-        """Drafts that each of the step's decodes is to have."""
-        return self._planner.wanted(list(sequences))
-
-    def propose(self, schedule: Schedule) -> None:
-        """Gives the decodes their drafts, as far as there is room for them."""
-        places = [place for place, count in enumerate(schedule.lookahead) if count]
-        for place in range(schedule.num_decodes):
-            schedule.sequences[place].drafts = None
-        if not places:
-            return
-        trees = self.drafter.propose(
-            [schedule.sequences[place] for place in places], [schedule.lookahead[place] for place in places]
-        )
-        decodes = schedule.sequences[: schedule.num_decodes]
-        drafted = [0] * len(decodes)
-        for place, tree in zip(places, trees, strict=True):
-            drafted[place] = 0 if tree is None else tree.num_nodes - 1
-        kept = self._planner.kept(decodes, schedule.lookahead, drafted)
-        for place, tree in zip(places, trees, strict=True):
-            schedule.attach(place, None if tree is None else tree.first(kept[place]))
+        self._clock = clock
+        self._tally = SpeculationTally()
+        # Of the step under way: each decode's drafts, and the time that finding them took.
+        self._trees: list[DraftTree | None] = []
+        self._draft_s = 0.0
 
     @property
     def points(self) -> FeaturePoints | None:
@@ -56,25 +46,96 @@ class Speculator:
         """Whether the drafter's KV lies in the blocks: then the feature before each new token is needed."""
         return self.drafter.num_layers > 0
 
+    def stats(self) -> SpeculationStats:
+        """Totals so far."""
+        return self._tally.stats(self._planner)
+
+    def wanted(self, sequences: Iterable[EngineSequence]) -> Sequence[int]:
+        """Drafts that each of the step's decodes is to have."""
+        return self._planner.wanted(list(sequences))
+
+    def propose(self, schedule: Schedule) -> None:
+        """Gives the decodes their drafts, as far as there is room for them."""
+        begin_s = self._clock()
+        decodes = schedule.sequences[: schedule.num_decodes]
+        self._trees = [None] * len(decodes)
+        places = [place for place, count in enumerate(schedule.lookahead) if count]
+        if places:
+            found = self.drafter.propose(
+                [decodes[place] for place in places], [schedule.lookahead[place] for place in places]
+            )
+            for place, tree in zip(places, found, strict=True):
+                self._trees[place] = tree
+            drafted = [_size(tree) for tree in self._trees]
+            kept = self._planner.kept(decodes, schedule.lookahead, drafted)
+            for place in places:
+                tree = self._trees[place]
+                self._trees[place] = None if tree is None else tree.first(kept[place])
+        for place, tree in enumerate(self._trees):
+            schedule.attach(place, tree)
+        self._draft_s = self._clock() - begin_s
+
     def extend(
-        self, schedule: Schedule, result: RunResult, went_on: Sequence[tuple[int, EngineSequence, int]]
-    ) -> None:
-        """Tells the drafter what a pass of the target found.
+        self,
+        schedule: Schedule,
+        result: RunResult,
+        went_on: Sequence[tuple[int, EngineSequence, int]],
+        target_s: float,
+    ) -> Sequence[DraftOutcome]:
+        """Tells the drafter what a pass of the target found, and learns from it.
 
         Args:
             schedule: of the pass.
             result: of the pass.
             went_on: index of each sequence that did not fail, the sequence, which has grown, and the position
                 of its first token in the pass.
+            target_s: what the pass took, verification included.
+
+        Returns:
+            What became of the drafts of each decode that did not fail, of those without any too.
         """
-        extents: list[Extent] = []
-        for index, sequence, first in went_on:
-            start = result.query_starts[index]
-            drawn = result.drawn.get(index)
-            if drawn is not None and index < schedule.num_decodes:
-                rows: Sequence[int] = [start, *(start + node for node in drawn.path)]
-            else:
-                rows = range(start, start + schedule.counts[index])
-            rows = rows[: sequence.num_computed - first]
-            extents.append(Extent(sequence, first, rows, sequence.recompute_last))
-        self.drafter.extend(TargetPass(tuple(extents), result.features))
+        begin_s = self._clock()
+        self.drafter.extend(_pass_of(schedule, result, went_on))
+        draft_s = self._draft_s + self._clock() - begin_s
+        outcomes = [
+            DraftOutcome(
+                sequence=sequence,
+                asked=schedule.lookahead[index] if schedule.lookahead else 0,
+                drafted=_size(tree := self._trees[index]),
+                depth=0 if tree is None else max(tree.depths),
+                accepted=len(result.drawn[index].path),
+            )
+            for index, sequence, _ in went_on
+            if index < schedule.num_decodes
+        ]
+        decodes = schedule.num_decodes
+        cost = PassCost(
+            decodes=decodes,
+            nodes=sum(schedule.counts[:decodes]),
+            prompt_tokens=sum(schedule.counts[decodes:]),
+            target_s=target_s,
+            draft_s=draft_s,
+        )
+        self._planner.observe(cost, outcomes)
+        self._tally.observe(cost, outcomes)
+        return outcomes
+
+
+def _size(tree: DraftTree | None) -> int:
+    return 0 if tree is None else len(tree.token_ids)
+
+
+def _pass_of(
+    schedule: Schedule, result: RunResult, went_on: Sequence[tuple[int, EngineSequence, int]]
+) -> TargetPass:
+    extents: list[Extent] = []
+    for index, sequence, first in went_on:
+        start = result.query_starts[index]
+        drawn = result.drawn.get(index)
+        if drawn is not None and index < schedule.num_decodes:
+            rows: Sequence[int] = [start, *(start + node for node in drawn.path)]
+        else:
+            rows = range(start, start + schedule.counts[index])
+        rows = rows[: sequence.num_computed - first]
+        extents.append(Extent(sequence, first, rows, sequence.recompute_last))
+    return TargetPass(tuple(extents), result.features)

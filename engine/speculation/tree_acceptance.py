@@ -146,7 +146,7 @@ class TreeAcceptance:
 
 
 def _falling(slopes: Floats, widths: Floats) -> Floats:
-    """The nearest slopes that never rise, in least squares: neighbours that rise are pooled (Ayer et al., 1955)."""
+    """The nearest slopes that never rise, in least squares: what rises is pooled (Ayer et al., 1955)."""
     pools: list[tuple[float, float, int]] = []
     for slope, width in zip(slopes.tolist(), widths.tolist(), strict=True):
         mean, weight, count = slope, width, 1

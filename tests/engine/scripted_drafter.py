@@ -59,6 +59,14 @@ class ScriptedDrafter:
             assert sequence.num_computed == self.told[sequence.request_id]
             assert len(set(extent.rows)) == len(extent.rows)
 
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """Nothing: the tokens tell it all."""
+        return b""
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`."""
+        assert not carried
+
     def _tree(self, sequence: EngineSequence, count: int) -> DraftTree | None:
         assert sequence.num_uncomputed == 1
         draw = random.Random(f"{sequence.request_id} {sequence.num_tokens}")

@@ -124,7 +124,7 @@ def best_tree(chance: float, drafts: int) -> frozenset[tuple[int, ...]]:
 
 
 def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts: int) -> tuple[int, int]:
-    """(depth, right drafts) where the next token of an answer is number `place`; the same for every planner."""
+    """(depth, right drafts) where an answer's next token is number `place`; the same for every planner."""
     if not world.tree:
         right = 0
         while right < drafts and place + right < ANSWER:

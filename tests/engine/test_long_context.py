@@ -28,7 +28,8 @@ def test_a_full_context_equals_transformers(variety: str, tmp_path: Path) -> Non
     config = EngineConfig(
         model_dir=folder, max_model_len=CONTEXT, max_batched_tokens=1024, prefill_chunk=1024
     )
-    pool = allocate_pool(model.config, CONTEXT // 16 + 40, 16, torch.float32)
+    num_blocks = (CONTEXT // 16 + 40) * len(model.config.layer_groups)
+    pool = allocate_pool(model.config, num_blocks, 16, torch.float32)
     engine = LLMEngine(model, pool, config, ChainHasher("tiny", 16))
     tokens = prompt(CONTEXT - NEW_TOKENS)
     greedy = SamplingParams(0.0, 1.0, 0, 0, 0, NEW_TOKENS + 1, ignore_eos=True)

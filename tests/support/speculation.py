@@ -62,6 +62,14 @@ class Watched:
         self._state_types |= {type(sequence.draft_state) for sequence in sequences} - {type(None)}
         return trees
 
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """As `Drafter.carried`."""
+        return self._drafter.carried(sequence)
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """As `Drafter.adopt`."""
+        self._drafter.adopt(sequence, carried)
+
     def extend(self, found: TargetPass) -> None:
         """As `Drafter.extend`."""
         self._drafter.extend(found)

@@ -14,6 +14,7 @@ from typing import Any
 
 from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
+from engine.speculation.config import SpeculationConfig
 from prefill_worker.worker import PrefillWorker
 from telemetry import logs
 from tests.support.workers import READY, Pace
@@ -22,7 +23,10 @@ from worker.config import WorkerConfig
 
 def parse_config(values: dict[str, Any]) -> WorkerConfig:
     """The configuration of its JSON form."""
-    engine = EngineConfig(**{**values.pop("engine"), "model_dir": Path(values.pop("model_dir"))})
+    own = values.pop("engine")
+    speculation = SpeculationConfig(**own.pop("speculation"))
+    model_dir = Path(values.pop("model_dir"))
+    engine = EngineConfig(**{**own, "model_dir": model_dir, "speculation": speculation})
     return WorkerConfig(**{**values, "engine": engine, "transports": tuple(values["transports"])})
 
 

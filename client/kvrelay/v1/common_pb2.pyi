@@ -104,7 +104,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("router_queue_s", "prefill_queue_s", "prefill_s", "transfer_s", "transfer_busy_s", "decode_queue_s", "decode_s", "ttft_s", "transfer_bytes", "local_prefill", "placement_reason", "transport", "prefill_worker", "decode_worker", "attempts", "spans")
+    __slots__ = ("router_queue_s", "prefill_queue_s", "prefill_s", "transfer_s", "transfer_busy_s", "decode_queue_s", "decode_s", "ttft_s", "transfer_bytes", "local_prefill", "placement_reason", "transport", "prefill_worker", "decode_worker", "attempts", "spans", "decode_passes", "drafted_tokens", "accepted_tokens")
     ROUTER_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,9 @@ class Timeline(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PASSES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     router_queue_s: float
     prefill_queue_s: float
     prefill_s: float
@@ -137,7 +140,10 @@ class Timeline(_message.Message):
     decode_worker: str
     attempts: int
     spans: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, router_queue_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_busy_s: _Optional[float] = ..., decode_queue_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., placement_reason: _Optional[str] = ..., transport: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    decode_passes: int
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, router_queue_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_busy_s: _Optional[float] = ..., decode_queue_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., placement_reason: _Optional[str] = ..., transport: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., decode_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("name", "start_unix_ns", "end_unix_ns", "num_tokens", "num_bytes", "pid")

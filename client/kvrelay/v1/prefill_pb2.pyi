@@ -139,20 +139,22 @@ class KvReady(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("first_token_id", "cached_tokens", "queue_s", "prefill_s", "first_logprobs", "prompt_logprobs")
+    __slots__ = ("first_token_id", "cached_tokens", "queue_s", "prefill_s", "first_logprobs", "prompt_logprobs", "carried")
     FIRST_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_FIELD_NUMBER: _ClassVar[int]
     first_token_id: int
     cached_tokens: int
     queue_s: float
     prefill_s: float
     first_logprobs: _common_pb2.TokenLogprobs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, first_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    carried: bytes
+    def __init__(self, first_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., carried: _Optional[bytes] = ...) -> None: ...
 
 class Validated(_message.Message):
     __slots__ = ("generation", "valid")

@@ -14,7 +14,7 @@ from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Target, TargetPass
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.ngrams import NgramIndex
-from engine.speculation.settings import check_chain, check_range, refuse_model
+from engine.speculation.settings import check_chain, check_range, refuse_carried, refuse_model
 from engine.speculation.tree import DraftTree
 
 
@@ -37,6 +37,14 @@ class _PromptLookup:
 
     def extend(self, found: TargetPass) -> None:
         """Nothing is kept of a pass: the tokens are the sequence's own."""
+
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """Nothing: the tokens tell it all."""
+        return b""
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`."""
+        refuse_carried(carried)
 
     def _guess(self, sequence: EngineSequence, count: int) -> DraftTree | None:
         index = sequence.draft_state

@@ -19,7 +19,7 @@ from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Target, TargetPass
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.past_outputs import PastOutputs, StoredAnswer
-from engine.speculation.settings import check_tree, max_drafts, refuse_model
+from engine.speculation.settings import check_tree, max_drafts, refuse_carried, refuse_model
 from engine.speculation.suffixes import SuffixAutomaton, TextEnd
 from engine.speculation.tree import DraftTree
 
@@ -89,6 +89,14 @@ class _SuffixDecoding:
             if answer:
                 self._store.append(sequence.request.cache_salt, state.stored, answer)
                 state.num_stored += len(answer)
+
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """Nothing: the tokens tell it all."""
+        return b""
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`."""
+        refuse_carried(carried)
 
     def _propose(self, sequence: EngineSequence, most: int) -> DraftTree | None:
         state = self._take_in(sequence)

@@ -122,30 +122,23 @@ class EagleDrafter:
             trees[index] = tree
         return trees
 
-    def feature(self, sequence: EngineSequence) -> torch.Tensor | None:
-        """The model's feature of the last token whose KV is written, [points' width]; None where not known.
-
-        It is what another worker needs to draft on with the sequence's KV.
-        """
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """The model's feature of the last token whose KV is written, [points' width]; empty if not known."""
         state = sequence.draft_state
-        return state.feature if isinstance(state, EagleState) else None
+        if not isinstance(state, EagleState) or state.feature is None:
+            return b""
+        return bytes(state.feature.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
     @torch.inference_mode()
-    def adopt(self, sequence: EngineSequence, feature: torch.Tensor) -> None:
-        """Begins with KV that came from elsewhere, entries included.
-
-        Args:
-            sequence: lacks the KV of its last token alone.
-            feature: of the token before, as `feature` gave it there.
-
-        Raises:
-            ValueError: a feature of another shape or type.
-        """
-        own = self._head.config.points.width(self._head.config.target_hidden_size)
-        if feature.shape != (own,) or feature.dtype != self._kv.dtype:
-            raise ValueError(
-                f"a feature of {list(feature.shape)} {feature.dtype}, where [{own}] {self._kv.dtype} is read"
-            )
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
+        if not carried:
+            return
+        width = self._head.config.points.width(self._head.config.target_hidden_size)
+        wanted = width * self._kv.element_size()
+        if len(carried) != wanted:
+            raise ValueError(f"a feature of {len(carried)} bytes, where {wanted} are read")
+        feature = torch.frombuffer(bytearray(carried), dtype=self._kv.dtype)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
         sequence.draft_state = EagleState(first, context, None, feature.to(self._kv.device), context)

@@ -53,6 +53,10 @@ class Verifier:
         Returns:
             What each got: a token at least, or a failure.
         """
+        if not pending:
+            return []
+        if all(each.tree is None for each in pending):
+            return self._verify_roots(logits, pending)
         walks = [_Walk(each, self._bounds) for each in pending]
         try:
             walking = walks
@@ -72,6 +76,43 @@ class Verifier:
             raise
         return [walk.outcome() for walk in walks]
 
+    def _verify_roots(self, logits: torch.Tensor, pending: Sequence[Pending]) -> list[Verified]:
+        """As `verify`, where nobody has drafts: then a choice for each root is all, and no way is walked."""
+        chosen = _Chosen(self._chooser.choose(logits, [Place(p.row, p.rules, None, 0) for p in pending]))
+        token_ids, logprobs, bounds = chosen.token_ids, chosen.logprobs, self._bounds
+        fails = chosen.has_failures
+        outcomes: list[Verified] = []
+        try:
+            for index, (rules, num_tokens, _, _) in enumerate(pending):
+                token_id, params = token_ids[index], rules.params
+                asked = params.logprobs is not None
+                failure = chosen.failure(index) if fails else None
+                # Looked up first: behind `advance` nothing is raised, so what is in `outcomes` has advanced.
+                told = (logprobs[index],) if asked and failure is None else ()
+                if failure is None:
+                    try:
+                        rules.advance(token_id)
+                    except GrammarError as error:
+                        failure = Failure(FailureCause.GRAMMAR, str(error))
+                if failure is not None:
+                    outcomes.append(Verified((), (), () if asked else None, None, failure))
+                    continue
+                reason = finish_reason(
+                    params,
+                    token_id,
+                    rules.position - 1,
+                    num_tokens + 1,
+                    bounds.eos_token_ids,
+                    bounds.max_model_len,
+                    rules.matcher is not None and rules.grammar_complete,
+                )
+                outcomes.append(Verified((), (token_id,), told if asked else None, reason, None))
+        except BaseException:
+            for each, outcome in zip(pending, outcomes, strict=False):
+                each.rules.rollback(len(outcome.token_ids))
+            raise
+        return outcomes
+
 
 class _Chosen:
     """A choice, with its failures to look up."""
@@ -81,6 +122,11 @@ class _Chosen:
         self.logprobs = sampled.logprobs
         self._failures = dict.fromkeys(sampled.not_numbers, FailureCause.NOT_NUMBERS)
         self._failures.update(dict.fromkeys(sampled.stuck, FailureCause.STUCK))
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether any row has no token."""
+        return bool(self._failures)
 
     def failure(self, index: int) -> Failure | None:
         """Why there is no token in a row."""

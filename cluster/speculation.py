@@ -1,0 +1,38 @@
+"""From the spec's section on speculation to what engines are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.model_store.heads import packaged_head
+from cluster.model_store.store import ModelEntry
+from cluster.speculation_spec import AUTO, NONE, SpeculationSpec
+from engine.speculation.config import NO_SPECULATION, SpeculationConfig
+
+# Settings that are left to the engine's defaults, or a packaged head's, where the spec does not say.
+_OPEN = (
+    "num_speculative_tokens",
+    "eagle_topk",
+    "num_draft_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+)
+
+
+def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationConfig:
+    """Settings of every engine of a deployment.
+
+    Args:
+        spec: the deployment's section.
+        model: that it serves: `auto` takes the head that comes with it, if there is one.
+    """
+    planned = NO_SPECULATION
+    if spec.method == AUTO:
+        planned = packaged_head(model) or NO_SPECULATION
+    elif spec.method != NONE:
+        # Ray starts workers in a folder of its own.
+        folder = Path(spec.model).expanduser().resolve() if spec.model else None
+        planned = SpeculationConfig(method=spec.method, model=folder)
+    given = {name: value for name in _OPEN if (value := getattr(spec, name)) is not None}
+    return replace(planned, verification=spec.verification, adaptive=spec.adaptive, **given)

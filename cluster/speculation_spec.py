@@ -1,0 +1,72 @@
+"""The section of the deployment spec about speculative decoding, with keys as other servers have them."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+import engine.speculation.drafters
+from cluster.spec_section import Section
+
+AUTO, NONE = "auto", "none"
+_MAX_NODES = 64
+
+
+@cache
+def method_names() -> tuple[str, ...]:
+    """Draft methods, by their files: importing these would load torch."""
+    files = pkgutil.iter_modules(engine.speculation.drafters.__path__)
+    return (AUTO, NONE, *sorted(file.name for file in files))
+
+
+class SpeculationSpec(Section):
+    """Whether and how tokens are guessed ahead. Guesses change how fast answers come, never what they say."""
+
+    method: str = Field(
+        default=AUTO,
+        description="auto (the head that comes with the model, or else none), none, or a file name in "
+        "engine/speculation/drafters.",
+    )
+    model: str = Field(default="", description="Folder of the draft model or head, where a method needs one.")
+    num_speculative_tokens: int | None = Field(
+        default=None, ge=1, lt=_MAX_NODES, description="Most drafts one behind the other; default: 4."
+    )
+    eagle_topk: int | None = Field(
+        default=None,
+        ge=1,
+        lt=_MAX_NODES,
+        description="Children of a node of a tree; 1: chains. Default: 1.",
+    )
+    num_draft_tokens: int | None = Field(
+        default=None, ge=2, le=_MAX_NODES, description="Nodes of a tree, its root included; default: 16."
+    )
+    prompt_lookup_max: int | None = Field(
+        default=None, ge=1, le=64, description="Longest n-gram that ngram matches; default: 5."
+    )
+    prompt_lookup_min: int | None = Field(
+        default=None, ge=1, le=64, description="Shortest n-gram that ngram matches; default: 2."
+    )
+    verification: Literal["coupled", "standard"] = Field(
+        default="coupled",
+        description="coupled: a seed gives the same answer with any drafts and none. standard: rejection "
+        "sampling.",
+    )
+    adaptive: bool = Field(
+        default=True, description="Each step drafts as much as pays, down to nothing; false: always all."
+    )
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value not in method_names():
+            raise ValueError(f"needs one of: {', '.join(method_names())}")
+        return value
+
+    @model_validator(mode="after")
+    def _model_for_a_method(self) -> SpeculationSpec:
+        if self.model and self.method in (AUTO, NONE):
+            raise ValueError(f"model is set, but method is {self.method}: name the method that it is for")
+        return self

@@ -1,0 +1,207 @@
+"""What the adaptive operating point makes of synthetic deployments, beside each fixed number of drafts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.api import EngineRequest, SamplingParams
+from engine.sequence import Sequence
+from engine.speculation.operating_point import AdaptivePlanner
+from engine.speculation.planner import DraftOutcome, FixedPlanner, OffReason, PassCost
+from tests.engine.speculation_bench import ANSWER, Result, Text, World, bent, flat, linear, run, stepped
+
+BAR = 0.97
+"""Of the speed of no drafts, and of the best fixed number of them."""
+
+COSTS = {cost.__name__: cost for cost in (flat, linear, bent, stepped)}
+TEXTS = {
+    "never right": lambda number: Text(lambda place: 0.0),
+    "seldom right": lambda number: Text(lambda place: 0.3),
+    "often right": lambda number: Text(lambda place: 0.6),
+    "mostly right": lambda number: Text(lambda place: 0.9),
+    "worse further on": lambda number: Text(lambda place: 0.75, decay=0.8),
+    "requests differ": lambda number: Text(lambda place: (0.0, 0.9, 0.5, 0.8)[number % 4]),
+    "times change": lambda number: Text(lambda place: 0.9 if number // 32 % 2 else 0.1),
+}
+
+
+def planner_of(world: World) -> AdaptivePlanner:
+    return AdaptivePlanner(world.calibration, world.most, branching=world.tree)
+
+
+def require_fast(world: World, answers: int, counts: range | tuple[int, ...] | None = None) -> Result:
+    """The bars; returns the adaptive run."""
+    tried = range(world.most + 1) if counts is None else counts
+    fixed = {count: run(world, FixedPlanner(count), answers).rate for count in tried}
+    adaptive = run(world, planner_of(world), answers)
+    best = max(fixed, key=lambda count: fixed[count])
+    shares = {0: adaptive.rate / fixed[0], best: adaptive.rate / fixed[best]}
+    assert min(shares.values()) >= BAR, f"share of the speed with so many drafts: {shares}"
+    return adaptive
+
+
+def answers_for(batch: int) -> int:
+    """Enough of them that beginnings do not count."""
+    return 16 + 4 * batch
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 32])
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("text", ["never right", "often right", "mostly right"])
+def test_never_slower_than_none_or_the_best_fixed_number(text: str, cost: str, batch: int) -> None:
+    require_fast(World(COSTS[cost], TEXTS[text], lambda tokens: batch), answers_for(batch))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("text", ["seldom right", "worse further on", "requests differ", "times change"])
+def test_texts_that_differ_and_change(text: str, batch: int) -> None:
+    require_fast(
+        World(bent, TEXTS[text], lambda tokens: batch), answers_for(batch) + 64 * (text == "times change")
+    )
+
+
+def test_requests_that_differ_get_what_each_is_worth() -> None:
+    """No fixed number can do that: the best one loses."""
+    world = World(flat, TEXTS["requests differ"], lambda tokens: 1)
+    adaptive = run(world, planner_of(world), 24)
+    assert adaptive.rate > 1.08 * max(run(world, FixedPlanner(count), 24).rate for count in range(7))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("cost", ["flat", "bent"])
+def test_drafters_that_seldom_have_anything(cost: str, batch: int) -> None:
+    world = World(
+        COSTS[cost],
+        lambda number: Text(lambda place: 0.75, found=0.15),
+        lambda tokens: batch,
+        draft_s=0.00003,
+    )
+    require_fast(world, answers_for(batch))
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 0.001])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_noise_and_hiccups(noise: float, idle_s: float) -> None:
+    world = World(
+        bent, TEXTS["often right"], lambda tokens: 4, noise=noise, hiccups=0.2 * noise, idle_s=idle_s
+    )
+    require_fast(world, 60)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("cost", COSTS)
+def test_trees(cost: str, batch: int) -> None:
+    world = World(
+        COSTS[cost], lambda number: Text(lambda place: 0.6), lambda tokens: batch, most=15, tree=True
+    )
+    require_fast(world, 2 * answers_for(batch), (0, 1, 2, 3, 4, 6, 9, 13, 15))
+
+
+@pytest.mark.parametrize("cost", ["flat", "bent", "stepped"])
+def test_batches_that_change_quickly(cost: str) -> None:
+    sizes = random.Random(5).choices((1, 2, 3, 5, 7, 8, 12, 16, 24), k=4000)
+    world = World(COSTS[cost], TEXTS["often right"], lambda tokens: sizes[tokens // 100])
+    adaptive = require_fast(world, 80)
+    # It does not change its mind from step to step: of steps of one size that follow each other few differ.
+    changes = steps = 0
+    last: dict[int, int] = {}
+    for counts in adaptive.counts[len(adaptive.counts) // 2 :]:
+        most = max(counts)
+        changes += last.get(len(counts), most) != most
+        steps += 1
+        last[len(counts)] = most
+    assert changes < 0.2 * steps
+
+
+def test_a_loaded_server_drafts_next_to_nothing_where_that_is_slower() -> None:
+    world = World(linear, TEXTS["often right"], lambda tokens: 32)
+    planner = planner_of(world)
+    result = run(world, planner, 100)
+    drafts = sum(sum(counts) for counts in result.counts)
+    assert drafts < 0.01 * sum(map(len, result.counts))
+    assert planner.off[OffReason.BATCH] > 0.9 * sum(map(len, result.counts))
+
+
+def test_the_same_measurements_give_the_same_choices() -> None:
+    world = World(bent, TEXTS["requests differ"], lambda tokens: 1 + tokens // 500 % 9)
+    assert run(world, planner_of(world), 20).counts == run(world, planner_of(world), 20).counts
+
+
+def sequence_of(arrival: int, left: int) -> Sequence:
+    params = SamplingParams(0.0, 1.0, 0, 0, 0, max_tokens=ANSWER)
+    sequence = Sequence(EngineRequest(str(arrival), (1,), params), arrival, False, 0.0)
+    sequence.token_ids += [0] * (ANSWER - left)
+    return sequence
+
+
+def test_no_more_drafts_than_tokens_that_are_left() -> None:
+    planner = AdaptivePlanner([(1, 0.02), (64, 0.02)], 8)
+    sequences = [sequence_of(0, left=1), sequence_of(1, left=3), sequence_of(2, left=100)]
+    assert planner.wanted(sequences) == [0, 2, 8]
+    assert planner.off[OffReason.ENDING] == 1
+    assert planner.wanted(sequences[:1]) == [0]
+    assert planner.wanted([]) == []
+
+
+def test_drafts_that_were_found_are_cut_where_a_tile_ends() -> None:
+    """Nine requests, drafts for eight of them: with all of these a pass would take a tile more."""
+    planner = AdaptivePlanner([(1, 0.02), (16, 0.02), (17, 0.06), (128, 0.06)], 1)
+    sequences = [sequence_of(arrival, left=100) for arrival in range(9)]
+    drafted = [1] * 8 + [0]
+    planner.wanted(sequences)
+    kept = planner.kept(sequences, [1] * 9, drafted)
+    assert sum(kept) == 7
+    assert all(count <= there for count, there in zip(kept, drafted, strict=True))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 draft"):
+        AdaptivePlanner([(1, 0.1)], 0)
+    for calibration in ([], [(0, 0.1)], [(1, 0.0)]):
+        with pytest.raises(ValueError, match="calibration"):
+            AdaptivePlanner(calibration, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    branching=st.booleans(),
+    most=st.integers(1, 20),
+    calibration=st.lists(st.tuples(st.integers(1, 200), st.floats(1e-9, 10.0)), min_size=1, max_size=4),
+)
+def test_whatever_is_measured_choices_keep_their_bounds(
+    data: st.DataObject, branching: bool, most: int, calibration: list[tuple[int, float]]
+) -> None:
+    planner = AdaptivePlanner(calibration, most, branching=branching)
+    for step in range(data.draw(st.integers(1, 12))):
+        sequences = [
+            sequence_of(100 * step % 300 + number, left=data.draw(st.integers(1, 30)))
+            for number in range(data.draw(st.integers(0, 5)))
+        ]
+        wanted = planner.wanted(sequences)
+        assert len(wanted) == len(sequences)
+        left = [ANSWER - sequence.next_index for sequence in sequences]
+        assert all(0 <= count <= min(most, room - 1) for count, room in zip(wanted, left, strict=True))
+        asked = [data.draw(st.integers(0, count)) for count in wanted]
+        drafted = [data.draw(st.integers(0, count)) for count in asked]
+        kept = planner.kept(sequences, asked, drafted)
+        assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
+        outcomes = [
+            DraftOutcome(sequence, room, count, count, data.draw(st.integers(0, count)))
+            for sequence, room, count in zip(sequences, asked, kept, strict=True)
+        ]
+        times = st.floats(0.0, 1e6)
+        planner.observe(
+            PassCost(
+                decodes=len(sequences),
+                nodes=len(sequences) + sum(kept),
+                prompt_tokens=data.draw(st.integers(0, 3)),
+                target_s=data.draw(times),
+                draft_s=data.draw(times),
+            ),
+            outcomes,
+        )
