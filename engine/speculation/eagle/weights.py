@@ -88,7 +88,7 @@ def load_weights(
 def _read(folder: Path) -> Tensors:
     """All tensors, the only layer by one name."""
     named: dict[str, torch.Tensor] = {}
-    for name, tensor in read_head(folder, (INDEX_FILE, SINGLE_FILE, PICKLED_FILE)).items():
+    for name, tensor in read_head(folder, (SINGLE_FILE, INDEX_FILE, PICKLED_FILE)).items():
         common = f"layers.0.{name.removeprefix(_MIDDLE)}" if name.startswith(_MIDDLE) else name
         if common in named:
             raise CheckpointError(f"{folder}: weight {common!r} is there twice, once as {name!r}")

@@ -65,7 +65,7 @@ def in_order(choices: Sequence[Choice], depth: int, width: int, most: int) -> tu
     for choice in choices:
         if not 0 < len(choice) <= depth:
             raise ValueError(
-                f"medusa_choices has {list(choice)}, but num_speculative_tokens allows from 1 to {depth} ranks"
+                f"medusa_choices has {list(choice)}, but num_speculative_tokens allows 1 to {depth} ranks"
             )
         if not all(0 <= rank < width for rank in choice):
             raise ValueError(f"medusa_choices has {list(choice)}, but eagle_topk allows ranks below {width}")

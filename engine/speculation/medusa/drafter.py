@@ -14,6 +14,7 @@ import torch
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import TargetPass
+from engine.speculation.carried import pack_feature, unpack_feature
 from engine.speculation.guesses import guess
 from engine.speculation.medusa.choices import Choice
 from engine.speculation.medusa.heads import MedusaHeads
@@ -34,16 +35,20 @@ class MedusaDrafter:
     Args:
         heads: of the model.
         choices: nodes of the tree, parents before children.
+        embedding: of the model, [V, H]: of the type and on the device of its features.
         coupled: whether the model's draws are keyed by seed and position, so that heads can guess them.
     """
 
     num_layers = 0
 
-    def __init__(self, heads: MedusaHeads, choices: Sequence[Choice], coupled: bool) -> None:
+    def __init__(
+        self, heads: MedusaHeads, choices: Sequence[Choice], embedding: torch.Tensor, coupled: bool
+    ) -> None:
         self.points: FeaturePoints | None = FeaturePoints(final=True)
         self.max_drafts = len(choices)
         self._heads = heads
         self._choices = tuple(choices)
+        self._embedding = embedding
         self._coupled = coupled
 
     @torch.inference_mode()
@@ -77,6 +82,17 @@ class MedusaDrafter:
             for index, own in zip(ready, candidates, strict=True):
                 trees[index] = _tree(self._choices[: counts[index]], own)
         return trees
+
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """The model's feature of the last token whose KV is written, [H]; empty if not known."""
+        state = sequence.draft_state
+        return pack_feature(state.feature) if isinstance(state, MedusaState) else b""
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
+        if carried:
+            feature = unpack_feature(carried, self._embedding.shape[1], self._embedding)
+            sequence.draft_state = MedusaState(feature, sequence.num_computed)
 
     def _candidates(
         self, features: torch.Tensor, sequences: Sequence[EngineSequence], choices: Sequence[Choice]

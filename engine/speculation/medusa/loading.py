@@ -56,7 +56,8 @@ def create_medusa(config: SpeculationConfig, target: Target) -> Drafter:
     check_range("num_speculative_tokens", config.num_speculative_tokens, 1, len(heads))
     bounds = (config.num_speculative_tokens, config.eagle_topk, max_drafts(config))
     choices = in_order(config.medusa_choices, *bounds) or default_choices(*bounds)
-    return MedusaDrafter(heads, choices, config.verification == _COUPLED)
+    embedding = target.model.shared().embedding
+    return MedusaDrafter(heads, choices, embedding, config.verification == _COUPLED)
 
 
 def load_heads(folder: Path, model: DraftedLM, *, quantization: str = PLAIN) -> MedusaHeads:

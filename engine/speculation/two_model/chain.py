@@ -10,7 +10,7 @@ import torch
 from engine.grammar.base import GrammarError
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.tree import DraftTree
-from engine.speculation.two_model.cache import Lease
+from engine.speculation.two_model.cache import DraftBlocks
 from engine.speculation.verification.base import Bounds
 from engine.stopping import finish_reason
 
@@ -20,14 +20,14 @@ class DraftState:
     """Of one sequence, as long as it holds its blocks.
 
     Attributes:
-        lease: blocks of the draft model's KV.
+        blocks: of the draft model's KV.
         computed: leading tokens of the sequence whose KV is there.
         guessed: tokens behind them whose KV is there, too; the sequence may have gone on otherwise.
         step: in which tokens were computed, or blocks given up, last.
         is_broken: what the draft model makes of this sequence is not a number.
     """
 
-    lease: Lease
+    blocks: DraftBlocks
     computed: int = 0
     guessed: list[int] = field(default_factory=list)
     step: int = -1

@@ -18,6 +18,7 @@ from engine.models.features import FeaturePoints
 from engine.sampling.sampler import Sampler
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import TargetPass
+from engine.speculation.settings import refuse_carried
 from engine.speculation.spans import Span, make_batch
 from engine.speculation.tree import DraftTree
 from engine.speculation.two_model.cache import DraftCache
@@ -96,6 +97,14 @@ class TwoModelDrafter:
         self._step += 1
         self._left = self._limits.portion
 
+    def carried(self, sequence: EngineSequence) -> bytes:
+        """Nothing: the tokens tell it all."""
+        return b""
+
+    def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
+        """See `engine.speculation.base.Drafter`."""
+        refuse_carried(carried)
+
     def _catch_up(
         self, sequences: Sequence[EngineSequence], counts: Sequence[int]
     ) -> tuple[list[DraftChain], torch.Tensor]:
@@ -114,7 +123,7 @@ class TwoModelDrafter:
             is_done = state.step == self._step and state.computed < end
             if most < 1 or state.is_broken or is_done:
                 continue
-            if not self._cache.reach(state.lease, end + most - 1):
+            if not self._cache.reach(state.blocks, end + most - 1):
                 state.computed, state.step = 0, self._step
                 continue
             # The last token's logits are wanted in any case.
@@ -147,7 +156,7 @@ class TwoModelDrafter:
                 chain.take(sampled.token_ids[row], drawn_from, self._bounds)
         for row in sampled.not_numbers:
             chains[row].state.is_broken = True
-            self._cache.scrub(chains[row].state.lease)
+            self._cache.scrub(chains[row].state.blocks)
 
     def _extend_chains(self, chains: Sequence[DraftChain]) -> torch.Tensor:
         """Computes the last draft of each chain: logits of what follows, [chains, vocab]."""
@@ -173,12 +182,12 @@ class TwoModelDrafter:
     def _span(self, state: DraftState, first: int, token_ids: Sequence[int]) -> Span:
         # Padding stands for no token, so it does not matter which.
         last = self._model.config.vocab_size - 1
-        return Span(state.lease.blocks, first, [min(token_id, last) for token_id in token_ids])
+        return Span(state.blocks.ids, first, [min(token_id, last) for token_id in token_ids])
 
     def _state(self, sequence: EngineSequence) -> DraftState:
         """The sequence's state, what it went on with taken note of."""
         state = sequence.draft_state
         if not isinstance(state, DraftState):
-            state = sequence.draft_state = DraftState(self._cache.lease())
+            state = sequence.draft_state = DraftState(self._cache.open())
         state.settle(sequence.token_ids)
         return state

@@ -91,7 +91,9 @@ def check_vocabularies(target: Path, draft: Path) -> None:
     if len(ours) != len(theirs):
         difference = f"{len(theirs)} tokens where the model has {len(ours)}"
     else:
-        number = min(number for number in ours.keys() | theirs.keys() if ours.get(number) != theirs.get(number))
+        number = min(
+            number for number in ours.keys() | theirs.keys() if ours.get(number) != theirs.get(number)
+        )
         difference = f"token {number} is {theirs.get(number)!r} where the model has {ours.get(number)!r}"
     raise ModelError(
         f"the vocabulary of draft model {draft} is not that of {target}: {difference}; name a smaller model "

@@ -52,7 +52,9 @@ def make(model: DraftedLM, config: SpeculationConfig) -> MedusaDrafter:
 def test_guesses_are_those_of_the_definition(
     model: DraftedLM, tensors: Tensors, tmp_path: Path, pickled: bool
 ) -> None:
-    folder = write_medusa(tmp_path, tensors, pickled, medusa_num_heads=NUM_HEADS, medusa_num_layers=NUM_BLOCKS)
+    folder = write_medusa(
+        tmp_path, tensors, pickled, medusa_num_heads=NUM_HEADS, medusa_num_layers=NUM_BLOCKS
+    )
     choices = ((0,), (1,), (0, 0), (0, 2), (1, 0), (0, 0, 1), (0, 0, 1, 0))
     config = SpeculationConfig(
         "medusa", folder, num_speculative_tokens=4, eagle_topk=3, medusa_choices=choices
@@ -63,7 +65,8 @@ def test_guesses_are_those_of_the_definition(
     sequences = [new_sequence(text, model.config.vocab_size, seed=i) for i, text in enumerate(texts)]
     features = [features_of(model, FINAL, text[:-1]) for text in texts]
     extents = tuple(
-        Extent(sequence, 0, range(index * 8, index * 8 + 8), False) for index, sequence in enumerate(sequences)
+        Extent(sequence, 0, range(index * 8, index * 8 + 8), False)
+        for index, sequence in enumerate(sequences)
     )
     assert drafter.propose(sequences, [9, 9, 9]) == [None] * 3
     drafter.extend(TargetPass(extents, torch.cat(features)))
@@ -136,7 +139,7 @@ def test_choices_come_behind_their_parents() -> None:
     [
         ([(0,), (0,)], "names a node twice"),
         ([(0,), (0, 0), (1,), (2,), (3,)], "has 5 nodes, but there may be 4 beside the root"),
-        ([(0,), (0, 0), (0, 0, 0)], r"has \[0, 0, 0\], but num_speculative_tokens allows from 1 to 2 ranks"),
+        ([(0,), (0, 0), (0, 0, 0)], r"has \[0, 0, 0\], but num_speculative_tokens allows 1 to 2 ranks"),
         ([()], r"has \[\], but num_speculative_tokens allows"),
         ([(5,)], r"has \[5\], but eagle_topk allows ranks below 5"),
         ([(0,), (1, 0)], r"has \[1, 0\], but not \[1\] before it"),
@@ -203,5 +206,5 @@ def test_heads_are_loaded_strictly(
 def test_other_files_are_refused(model: DraftedLM, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has none of .*medusa_lm_head\.pt"):
         load_heads(tmp_path, model)
-    with pytest.raises(CheckpointError, match="there is no weight like '0.1.weight', but weight 'fc.weight'"):
+    with pytest.raises(CheckpointError, match=r"there is no weight like .*, but weight 'fc"):
         load_heads(write_medusa(tmp_path, {"fc.weight": torch.zeros(1)}), model)

@@ -1,4 +1,4 @@
-"""Two-model drafting: what is guessed by the definition, how the draft model keeps up, and what it gives up."""
+"""Two-model drafting: guesses by the definition, how the draft model keeps up, and what it gives up."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from engine.speculation.two_model.loading import check_vocabularies
 from engine.speculation.verification.base import Bounds
 from tests.support.drafting import new_sequence
 from tests.support.speculation import run_alone, speculating
+from tests.support.tiny_families import tiny_variety
 from tests.support.tiny_models import IM_END, VOCAB_SIZE, tiny_llama
 
 BLOCK = 4
-LIMITS = DraftLimits(drafts=4, portion=8, context=200, vocab_size=VOCAB_SIZE, tells=False)
+LIMITS = DraftLimits(drafts=4, portion=100, context=200, vocab_size=VOCAB_SIZE, tells=False)
 NOTHING = TargetPass((), None)
 
 
@@ -91,15 +92,16 @@ def make(model: DraftedLM, limits: DraftLimits = LIMITS, num_blocks: int = 100, 
 
 def logits_after(model: CausalLM, tokens: list[int]) -> torch.Tensor:
     """[vocab], of one pass over all tokens."""
-    kv = allocate_pool(model.config, 2, len(tokens), torch.float32)
+    blocks = torch.arange(1, len(model.config.layer_groups) + 1)[:, None]
+    kv = allocate_pool(model.config, 2 * len(blocks), len(tokens), torch.float32)
     positions = torch.arange(len(tokens))
     batch = ForwardBatch(
         token_ids=torch.tensor(tokens),
         positions=positions,
-        slots=(len(tokens) + positions)[None],
+        slots=len(tokens) * blocks + positions,
         query_starts=(0, len(tokens)),
         context_lens=(len(tokens),),
-        block_tables=torch.ones(1, 1, 1, dtype=torch.int64),
+        block_tables=blocks[..., None],
         logits_rows=positions[-1:],
     )
     return model.forward(batch, kv)[0]
@@ -129,10 +131,15 @@ def text(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(256), k=length)
 
 
-@pytest.mark.parametrize("tells", [False, True])
-def test_guesses_are_those_of_the_definition(model: DraftedLM, tells: bool) -> None:
+@pytest.mark.parametrize(("variety", "tells"), [("llama", False), ("llama", True), ("gemma3", False)])
+def test_guesses_are_those_of_the_definition(
+    model: DraftedLM, tmp_path: Path, variety: str, tells: bool
+) -> None:
     """Sequences of several lengths, greedy and drawn, of whose drafts any number is right."""
-    rig = make(model, replace(LIMITS, tells=tells, portion=100))
+    if variety != "llama":
+        # Its layers are of two groups, with a window and without.
+        model = load_model(tiny_variety(tmp_path, variety), ops="torch", attention_backend="sdpa")
+    rig = make(model, replace(LIMITS, tells=tells))
     sequences = [
         new_sequence(text(length, seed), VOCAB_SIZE, temperature, seed)
         for seed, (length, temperature) in enumerate([(9, 0.0), (4, 0.8), (1, 0.5), (17, 0.0)])
@@ -160,7 +167,7 @@ def test_guesses_are_those_of_the_definition(model: DraftedLM, tells: bool) -> N
 
 
 def test_a_long_context_is_computed_in_portions_beside_sequences_that_draft(model: DraftedLM) -> None:
-    rig = make(model)
+    rig = make(model, replace(LIMITS, portion=8))
     long, other = new_sequence(text(40), VOCAB_SIZE), new_sequence(text(3), VOCAB_SIZE)
     steps = 0
     while not (found := rig.propose(long, other))[0]:
@@ -168,12 +175,12 @@ def test_a_long_context_is_computed_in_portions_beside_sequences_that_draft(mode
         assert found[1] == tuple(expected(model, other, 4)[0])
         go_on(other, [1, 2])
     assert steps == 4
-    assert max(rig.passes) == LIMITS.portion + 3
+    assert max(rig.passes) == 8 + 3
     assert found[0] == tuple(expected(model, long, 4)[0])
 
 
 def test_a_sequence_pauses_where_there_are_no_blocks_and_none_is_lost(model: DraftedLM) -> None:
-    rig = make(model, replace(LIMITS, portion=100), num_blocks=7)
+    rig = make(model, num_blocks=7)
     first, second = new_sequence(text(12), VOCAB_SIZE), new_sequence(text(5, 1), VOCAB_SIZE)
     assert all(rig.propose(first, second)), "4 blocks and 2"
     go_on(first, [1, 2, 3, 4])
@@ -192,7 +199,7 @@ def test_a_sequence_pauses_where_there_are_no_blocks_and_none_is_lost(model: Dra
 
 
 def test_who_begins_leaves_room_for_those_that_draft(model: DraftedLM) -> None:
-    rig = make(model, replace(LIMITS, portion=100), num_blocks=7)
+    rig = make(model, num_blocks=7)
     first, second = new_sequence(text(12), VOCAB_SIZE), new_sequence(text(9, 1), VOCAB_SIZE)
     drafts = rig.propose(first, second)
     assert drafts[0]
@@ -293,7 +300,9 @@ def test_settings_are_checked(model: DraftedLM, folder: Path) -> None:
     config = SpeculationConfig("draft_model", folder)
     with pytest.raises(ValueError, match="model must name the folder of a draft model for method 'draft_mod"):
         create_drafter(replace(config, model=None), target_of(model, folder))
-    with pytest.raises(ValueError, match="eagle_topk is 2, but must be 1: method 'draft_model' drafts chains"):
+    with pytest.raises(
+        ValueError, match="eagle_topk is 2, but must be 1: method 'draft_model' drafts chains"
+    ):
         create_drafter(replace(config, eagle_topk=2), target_of(model, folder))
     with pytest.raises(ModelError, match="folder nowhere does not exist"):
         create_drafter(replace(config, model=Path("nowhere")), target_of(model, folder))
@@ -312,7 +321,9 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     same.mkdir()
     shutil.copy(folder / "tokenizer.json", same)
     check_vocabularies(folder, same)
-    with pytest.raises(ModelError, match=r"token 257 is '<end>' where the model has '<\|im_end\|>'; name a sm"):
+    with pytest.raises(
+        ModelError, match=r"token 257 is '<end>' where the model has '<\|im_end\|>'; name a sm"
+    ):
         check_vocabularies(folder, changed("other", "<|im_end|>", "<end>"))
     smaller = json.loads((folder / "tokenizer.json").read_text())
     smaller["added_tokens"].pop()
