@@ -30,7 +30,7 @@ from engine.speculation.head_files import FLOATS, Tensors, naming, read_head
 from engine.speculation.medusa.choices import default_choices, in_order
 from engine.speculation.medusa.drafter import MedusaDrafter
 from engine.speculation.medusa.heads import MedusaHead, MedusaHeads
-from engine.speculation.settings import check_range, check_tree, max_drafts
+from engine.speculation.settings import check_tree, max_drafts
 
 FILES = ("medusa_lm_head.safetensors", SINGLE_FILE, "medusa_lm_head.pt")
 """Where the heads may be; the first that is there is read."""
@@ -53,7 +53,11 @@ def create_medusa(config: SpeculationConfig, target: Target) -> Drafter:
     heads = load_heads(
         config.model, target.model, quantization=draft_quantization(target.settings, target.model)
     )
-    check_range("num_speculative_tokens", config.num_speculative_tokens, 1, len(heads))
+    if config.num_speculative_tokens > len(heads):
+        raise ValueError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, but must be at most {len(heads)}: "
+            f"so many heads are in {config.model}"
+        )
     bounds = (config.num_speculative_tokens, config.eagle_topk, max_drafts(config))
     choices = in_order(config.medusa_choices, *bounds) or default_choices(*bounds)
     embedding = target.model.shared().embedding

@@ -30,7 +30,7 @@ def create_two_model(config: SpeculationConfig, target: Target) -> Drafter:
     """Loads a draft model and makes its drafter.
 
     Dtype, device, operations and attention backend are the target's. Its KV takes memory beside the target's
-    pool, for as many tokens.
+    pool, for as many tokens. Contexts that are longer than the draft model's own limit are not drafted for.
 
     Raises:
         ValueError: settings out of bounds, or none that names the draft model's folder.

@@ -36,7 +36,7 @@ class _Typical:
         self._sampler = sampler
 
     def choose(self, logits: torch.Tensor, places: Sequence[Place]) -> Sampled:
-        """See `engine.speculation.verification.base.Chooser`. Where no draft is likely enough, one is drawn."""
+        """See `engine.speculation.verification.base.Chooser`. Where no draft is likely, one is drawn."""
         rows = rows_of(logits, places)
         sampled = self._sampler.sample(rows, [place.rules for place in places])
         without = {*sampled.not_numbers, *sampled.stuck}

@@ -154,7 +154,7 @@ def test_choices_that_make_no_tree_are_refused(choices: list[tuple[int, ...]], m
     ("change", "message"),
     [
         ({"model": None}, "model must name the folder of heads for method 'medusa'"),
-        ({"num_speculative_tokens": 5}, "num_speculative_tokens is 5, but must be from 1 to 4"),
+        ({"num_speculative_tokens": 5}, "num_speculative_tokens is 5, but must be at most 4: so many heads"),
         ({"medusa_choices": ((0,), (1,))}, r"has \[1\], but eagle_topk allows ranks below 1"),
         ({"model": Path("nowhere")}, "folder nowhere of the draft heads does not exist"),
     ],
