@@ -9,11 +9,10 @@ stay unused. Block 0 is scratch: what is written there is never read.
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
 
 import torch
 
+from engine.host_memory import map_pages
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import layers_per_block
 
@@ -79,18 +78,8 @@ def allocate_pool(
     blocks = num_blocks + SCRATCH_BLOCKS
     size = blocks * block_bytes(config, block_size, dtype, draft_layers)
     try:
-        raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+        raw = map_pages(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
     # torch's allocators raise no narrower type; mmap raises one of the others.
     except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
     return raw.view(dtype).view(_shape(config, blocks, block_size, draft_layers))
-
-
-def _mapped(size: int) -> torch.Tensor:
-    """Zeroed pages of the host, huge ones where the system has them: attention reads all over the pool."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages refuses.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
