@@ -57,6 +57,9 @@ class SpeculationSpec(Section):
     adaptive: bool = Field(
         default=True, description="Each step drafts as much as pays, down to nothing; false: always all."
     )
+    per_request: bool = Field(
+        default=True, description="Requests may choose another method that needs no model, or none."
+    )
 
     @field_validator("method")
     @classmethod

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+COUPLED = "coupled"
+"""The rule of verification by which a seed tells the tokens, whatever is drafted."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
@@ -21,6 +24,7 @@ class SpeculationConfig:
         verification: file name in `engine/speculation/verification/` for requests without a seed of their
             own; those with one use "coupled".
         adaptive: whether each step chooses how many drafts pay, up to the limits above.
+        per_request: whether requests may choose another method that needs no model, or none.
     """
 
     method: str = "none"
@@ -30,8 +34,9 @@ class SpeculationConfig:
     num_draft_tokens: int = 16
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
-    verification: str = "coupled"
+    verification: str = COUPLED
     adaptive: bool = True
+    per_request: bool = True
 
 
 NO_SPECULATION = SpeculationConfig()
