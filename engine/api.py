@@ -362,7 +362,7 @@ class Engine(Protocol):
         `carried` is what `PrefillDone` had of it where the KV was computed.
 
         The first token is emitted as a TokenOutput of the next step, so that stop rules hold for it too;
-        the same step may draw the second one. Raises ValueError where nothing is reserved.
+        that step draws none. Raises ValueError where nothing is reserved.
         """
         ...
 
@@ -385,7 +385,10 @@ class Engine(Protocol):
         ...
 
     def step(self) -> StepOutput:
-        """Schedules, runs and samples once. Returns an empty output where nothing can run."""
+        """Schedules, runs and samples once, or emits the first tokens of what was adopted.
+
+        Returns an empty output where nothing can run.
+        """
         ...
 
     def has_work(self) -> bool:

@@ -227,17 +227,24 @@ class LLMEngine:
         return bool(self._adopted) or self._blocks.cache.has_events or self._scheduler.can_schedule()
 
     def step(self) -> StepOutput:
-        """Schedules, runs and samples once. Returns an empty output where nothing can run.
+        """Schedules, runs and samples once, or emits the first tokens of what was adopted.
+
+        Returns an empty output where nothing can run.
 
         Raises what the model raises when it fails whatever it is given; the engine is of no use then.
         """
         recorder = self._recorder
         recorder.begin()
-        self._emit_adopted()
-        schedule = self._scheduler.schedule(self._clock())
-        if schedule.sequences:
-            self._run(schedule)
-        output = recorder.end(self._blocks.take_events(), len(schedule.sequences), schedule.num_tokens)
+        batch_size = num_tokens = 0
+        if self._adopted:
+            # They do not wait for a pass: their first tokens have waited for a transfer already.
+            self._emit_adopted()
+        else:
+            schedule = self._scheduler.schedule(self._clock())
+            if schedule.sequences:
+                self._run(schedule)
+            batch_size, num_tokens = len(schedule.sequences), schedule.num_tokens
+        output = recorder.end(self._blocks.take_events(), batch_size, num_tokens)
         if self._check_each_step:
             self.check_invariants()
         return output

@@ -132,4 +132,6 @@ def save_whole(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str,
     """Writes a safetensors file that is either whole or not there."""
     beside = path.with_suffix(".writing")
     save_file(tensors, beside, metadata)
+    # The library makes files that nobody else may read.
+    beside.chmod(0o644)
     os.replace(beside, path)

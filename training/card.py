@@ -65,8 +65,8 @@ def model_card(facts: CardFacts, config: TrainingConfig, acceptance: Acceptance)
         f"{facts.anchors} positions to guess."
     )
     training = (
-        f"`kvrelay train-draft`, seed {config.seed}, {facts.step} of {config.steps} steps of about "
-        f"{config.batch_tokens} positions, {facts.seconds / 3600:.2f} hours by the clock; it {began}. "
+        f"`kvrelay train-draft`, seed {config.seed}, {facts.step} steps of about {config.batch_tokens} "
+        f"positions, {facts.seconds / 3600:.2f} hours by the clock; it {began}. "
         f"Training-time test of {config.unroll_steps} steps, the later ones for {config.chain_share:.0%} of "
         f"the positions, each weighing {config.step_decay} of the one before. Soft cross-entropy against the "
         f"target's probabilities of the draft vocabulary. Muon at {config.matrix_rate:g} for matrices, AdamW "

@@ -10,7 +10,9 @@ class TrainingConfig:
     """Settings of one training.
 
     Attributes:
-        steps: optimiser steps. A run that goes on from a checkpoint may be given more or fewer.
+        steps: optimiser steps after which the training ends. A run that goes on from a checkpoint may be
+            given more or fewer.
+        hours: by the clock, earlier runs included, after which it ends instead; 0 leaves it to `steps`.
         batch_tokens: guessed positions of one step, about.
         unroll_steps: steps of the training-time test.
         chain_share: the share of chains that go on behind its first step, (0, 1].
@@ -19,8 +21,8 @@ class TrainingConfig:
         rate: learning rate of LM head and norms, which AdamW updates.
         weight_decay: of the matrices.
         clip: largest norm of the gradient.
-        warm_up: share of the steps in which the learning rate rises.
-        cool_down: share of the steps, at the end, in which it falls to 0.
+        warm_up: steps in which the learning rates rise.
+        cool_down: share of the training, at its end, in which they fall to 0.
         draft_vocab_size: tokens that the head can guess.
         measure_every: steps between two measurements of acceptance.
         held_out: answers to measure on.
@@ -30,6 +32,7 @@ class TrainingConfig:
     """
 
     steps: int
+    hours: float = 0.0
     batch_tokens: int = 2048
     unroll_steps: int = 5
     chain_share: float = 0.5
@@ -38,7 +41,7 @@ class TrainingConfig:
     rate: float = 2e-3
     weight_decay: float = 0.01
     clip: float = 0.5
-    warm_up: float = 0.02
+    warm_up: int = 15
     cool_down: float = 0.35
     draft_vocab_size: int = 8192
     measure_every: int = 50
@@ -47,8 +50,12 @@ class TrainingConfig:
     seed: int = 0
     device: str = "cpu"
 
-    def rate_at(self, step: int) -> float:
-        """Factor on the learning rates at a step, from 0 on: rises, stays, falls."""
-        rising = (step + 1) / max(self.warm_up * self.steps, 1.0)
-        falling = (self.steps - step) / max(self.cool_down * self.steps, 1.0)
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the training that is over after `step` steps and so much time; 1 and more is all."""
+        return seconds / (3600 * self.hours) if self.hours else step / self.steps
+
+    def rate_at(self, step: int, seconds: float) -> float:
+        """Factor on the learning rates of step `step`, from 0 on: rises, stays, falls."""
+        rising = (step + 1) / (self.warm_up + 1)
+        falling = (1.0 - self.done(step, seconds)) / self.cool_down if self.cool_down else 1.0
         return max(0.0, min(1.0, rising, falling))

@@ -19,6 +19,7 @@ from engine.api import EngineRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
+from engine.models.errors import UnsupportedModelError
 from engine.models.features import FeaturePoints
 from engine.models.loader import load_model, torch_dtype
 from training.answers import Answer, shard_path, write_shard
@@ -169,6 +170,7 @@ def generate(
         The shards.
 
     Raises:
+        ModelError: the target cannot be loaded, or no head can be trained for it, or with answers so long.
         RuntimeError: the target gave no numbers.
     """
     shards = -(-config.num_prompts // config.shard_size)
@@ -223,6 +225,12 @@ def _recording(config: GenerationConfig) -> RecordingModel:
         config.model_dir, dtype=config.dtype, quantization=config.quantization, device=config.device
     )
     require_trainable(model.config)
+    length = config.max_prompt_tokens + config.max_new_tokens
+    if any(0 < window < length for window in model.config.windows):
+        raise UnsupportedModelError(
+            f"the model's window of {max(model.config.windows)} tokens is shorter than prompt and answer may "
+            f"be, {length} tokens: choose less of them"
+        )
     return RecordingModel(model, FeaturePoints(feature_layers(model.config.num_layers), final=True))
 
 

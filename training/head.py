@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, Rope
 from engine.models.rotary import inverse_frequencies
 
 
@@ -28,8 +28,7 @@ class HeadConfig:
         num_features: layers of the target that it reads.
         draft_vocab_size: tokens that it can guess.
         rms_norm_eps: of its norms.
-        inverse_frequencies: of its rotary embedding, radians a token.
-        rope_magnitude: factor on cosine and sine.
+        rope: its rotary embedding, of whole heads.
     """
 
     hidden_size: int
@@ -40,8 +39,7 @@ class HeadConfig:
     num_features: int
     draft_vocab_size: int
     rms_norm_eps: float
-    inverse_frequencies: tuple[float, ...]
-    rope_magnitude: float
+    rope: Rope
 
     @classmethod
     def like(cls, target: ModelConfig, num_features: int, draft_vocab_size: int) -> HeadConfig:
@@ -55,8 +53,7 @@ class HeadConfig:
             num_features,
             draft_vocab_size,
             target.rms_norm_eps,
-            tuple(inverse_frequencies(target.ropes[0]).tolist()),
-            target.ropes[0].magnitude,
+            target.ropes[0],
         )
 
 
@@ -136,8 +133,7 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         scale = torch.ones(config.num_features * config.hidden_size)
         self.register_buffer("feature_scale", scale)
-        frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
-        self.register_buffer("_frequencies", frequencies, persistent=False)
+        self.register_buffer("_frequencies", inverse_frequencies(config.rope), persistent=False)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """From the target's features, [N, 3 H] of any dtype, to [N, H]."""
@@ -158,7 +154,7 @@ class Eagle3Head(nn.Module):
         layer, config = self.midlayer, self.config
         both = torch.cat((layer.input_layernorm(embedding), layer.hidden_norm(hidden)), dim=-1)
         angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos() * config.rope_magnitude, angles.sin() * config.rope_magnitude
+        cos, sin = angles.cos() * config.rope.magnitude, angles.sin() * config.rope.magnitude
         attention = layer.self_attn
 
         def heads(projected: torch.Tensor) -> torch.Tensor:

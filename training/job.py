@@ -98,7 +98,7 @@ def run_job(job: Job, encode: PromptEncoder, observer: Observer) -> Acceptance:
             export(progress.acceptance)
         observer.trained(progress)
 
-    if trainer.step >= job.training.steps:
+    if trainer.is_done:
         acceptance = trainer.measure()
         export(acceptance)
         return acceptance

@@ -17,11 +17,11 @@ class HeadOptimizer:
 
     Args:
         head: whose weights are updated.
-        config: learning rates.
+        config: learning rates and clipping.
     """
 
     def __init__(self, head: Eagle3Head, config: TrainingConfig) -> None:
-        self._config = config
+        self._clip = config.clip
         self._parameters = list(head.parameters())
         matrices = [*head.fc.parameters(), *(p for p in head.midlayer.parameters() if p.dim() == 2)]
         apart = {id(parameter) for parameter in matrices}
@@ -39,16 +39,14 @@ class HeadOptimizer:
             (torch.optim.AdamW(others, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0), config.rate),
         )
 
-    def step(self, step: int) -> float:
-        """Applies the gradients, clipped, and clears them; returns their norm."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip)
-        factor = self._config.rate_at(step)
+    def step(self, factor: float) -> None:
+        """Applies the gradients, clipped, and clears them; `factor` is on the learning rates."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
         for optimizer, rate in self._parts:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return float(norm)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps."""

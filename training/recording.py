@@ -34,7 +34,7 @@ class RecordingModel:
     """Passes on to `model`, and records; implements `engine.models.base.CausalLM`.
 
     A sequence is known by its first block while it runs, which is its own as long as the engine shares no
-    prefixes, and afterwards by its tokens.
+    prefixes and no window slides past it, and afterwards by its tokens.
 
     Args:
         model: computes.
@@ -61,7 +61,7 @@ class RecordingModel:
         logits = self._model.forward(batch, kv, FeatureTap(self._points, out))
         kept = out.to("cpu", torch.bfloat16)
         totals = dict(zip(batch.logits_rows.tolist(), logits.logsumexp(dim=1).tolist(), strict=True))
-        token_ids, blocks = batch.token_ids.tolist(), batch.block_tables[:, 0].tolist()
+        token_ids, blocks = batch.token_ids.tolist(), batch.block_tables[0, :, 0].tolist()
         for index, (block, context) in enumerate(zip(blocks, batch.context_lens, strict=True)):
             start, end = batch.query_starts[index], batch.query_starts[index + 1]
             first = context - (end - start)

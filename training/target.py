@@ -35,7 +35,7 @@ def require_trainable(config: ModelConfig) -> None:
         "capped logits": bool(config.logit_softcap),
         "capped attention scores": bool(config.attention_softcap),
         "norms with an offset": bool(config.norm_offset),
-        "partly rotated heads": any(r.dim != config.head_dim for r in config.ropes),
+        "partly rotated heads": any(rope.dim != config.head_dim for rope in config.ropes),
         f"activation {config.activation}": config.activation is not Activation.SILU,
     }
     named = [problem for problem, applies in problems.items() if applies]

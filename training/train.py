@@ -33,7 +33,7 @@ class TrainingProgress:
 
     Attributes:
         step: steps that are done.
-        steps: of the whole training.
+        done: the share of the training that is over, at most 1.
         epoch: passes over the answers, with the share of the one that runs.
         loss: of the step's first guesses, nats.
         accuracy: share of its first guesses that are the target's likeliest.
@@ -42,7 +42,7 @@ class TrainingProgress:
     """
 
     step: int
-    steps: int
+    done: float
     epoch: float
     loss: float
     accuracy: float
@@ -122,18 +122,23 @@ class Trainer:
         """Of training so far, by the wall."""
         return self._seconds
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the training is over."""
+        return self._done >= 1.0
+
     def measure(self) -> Acceptance:
         """Acceptance on the held-out answers."""
         return measure(self.head, self._teacher, self.held_out, self.config.num_guesses)
 
     def run(self, report: Callable[[TrainingProgress], None], save_every_s: float = 60.0) -> Acceptance:
-        """Trains to the last step, keeping its state about every `save_every_s` seconds and at the end.
+        """Trains to the end, keeping its state about every `save_every_s` seconds and at the end.
 
         Returns what is reached then.
         """
         saved = time.monotonic()
         acceptance: Acceptance | None = None
-        while self.step < self.config.steps:
+        while not self.is_done:
             batches = self._answers.batches(self.config.seed, self._epoch, self.config.batch_tokens)
             if self._cursor >= len(batches):
                 self._epoch, self._cursor = self._epoch + 1, 0
@@ -143,7 +148,7 @@ class Trainer:
             self._seconds += time.monotonic() - began
             self.step += 1
             self._cursor += 1
-            last = self.step == self.config.steps
+            last = self.is_done
             acceptance = self.measure() if last or self.step % self.config.measure_every == 0 else None
             if last or time.monotonic() - saved > save_every_s:
                 self.save()
@@ -151,10 +156,14 @@ class Trainer:
             epoch = self._epoch + self._cursor / len(batches)
             report(
                 TrainingProgress(
-                    self.step, self.config.steps, epoch, loss, accuracy, self._seconds, acceptance
+                    self.step, min(1.0, self._done), epoch, loss, accuracy, self._seconds, acceptance
                 )
             )
         return acceptance or self.measure()
+
+    @property
+    def _done(self) -> float:
+        return self.config.done(self.step, self._seconds)
 
     def save(self) -> None:
         """Keeps the state."""
@@ -197,6 +206,6 @@ class Trainer:
                     best = probabilities.index_select(0, found.places).argmax(dim=1)
                     shown = (float(part.detach()), float((guesses == best).float().mean()))
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step(self.step)
+        self._optimizer.step(config.rate_at(self.step, self._seconds))
         self._tokens += count
         return shown

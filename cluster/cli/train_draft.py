@@ -58,6 +58,9 @@ def train_draft(
         ),
     ] = "none",
     steps: Annotated[int, typer.Option(min=1, help="Of the optimiser.", rich_help_panel=_LENGTH)] = 2000,
+    hours: Annotated[
+        float, typer.Option(min=0, help="Train so long instead; 0: --steps say.", rich_help_panel=_LENGTH)
+    ] = 0.0,
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Positions guessed in a step.", rich_help_panel=_LENGTH)
     ] = 2048,
@@ -116,6 +119,7 @@ def train_draft(
                 ),
                 training=TrainingConfig(
                     steps=steps,
+                    hours=hours,
                     batch_tokens=batch_tokens,
                     unroll_steps=unroll,
                     draft_vocab_size=draft_vocab,
@@ -171,8 +175,8 @@ class _Shown:
 
     def trained(self, progress: TrainingProgress) -> None:
         self._reporter.update(
-            f"step {progress.step} of {progress.steps}, pass {progress.epoch:.2f}, loss {progress.loss:.2f}, "
-            f"{progress.accuracy:.0%} of first guesses right"
+            f"{progress.done:.0%}, step {progress.step}, pass {progress.epoch:.2f}, "
+            f"loss {progress.loss:.2f}, {progress.accuracy:.0%} of first guesses right"
         )
         if progress.acceptance is not None:
             reached = progress.acceptance

@@ -172,8 +172,8 @@ def test_adopted_blocks_decode_like_local_ones() -> None:
     answers, outputs = run_all(engine)
     assert answers.of("a") == (answer, end)
     # The carried token and the first one drawn here.
-    assert [token.index for token in outputs[0].tokens] == [0, 1]
-    assert outputs[0].num_tokens == 1
+    assert [[token.index for token in output.tokens] for output in outputs[:2]] == [[0], [1]]
+    assert [output.num_tokens for output in outputs[:2]] == [0, 1]
     assert all(not output.prefills_done for output in outputs)
     assert outputs[0].cache_events.stored[:2] == tuple(ChainHasher("digest", 4).chain(PROMPT))
     assert engine.stats().generated_tokens_total == 7

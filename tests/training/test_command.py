@@ -42,13 +42,13 @@ def test_a_head_is_trained_measured_and_trained_on(written: Written, prompts: Pa
     }
     card = (out / "README.md").read_text()
     assert "Prompts of asked.jsonl." in card
-    assert "3 of 3 steps" in card
+    assert "3 steps of about 64" in card
     assert "tokens a pass" in card
     answers = {path: path.stat().st_mtime_ns for path in out.glob("training/answers-*")}
     second = _run(*common, "--steps", 5)
     assert second.exit_code == 0, second.output
     assert "goes on after step 3" in second.output
-    assert "5 of 5 steps" in (out / "README.md").read_text()
+    assert "5 steps of about 64" in (out / "README.md").read_text()
     assert answers == {path: path.stat().st_mtime_ns for path in out.glob("training/answers-*")}
 
 

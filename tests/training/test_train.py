@@ -127,9 +127,20 @@ def test_each_pass_takes_every_answer_once_in_another_order(written: Written) ->
 
 
 def test_learning_rates_rise_stay_and_fall() -> None:
-    config = TrainingConfig(steps=100, warm_up=0.1, cool_down=0.4)
-    factors = [config.rate_at(step) for step in range(100)]
+    config = TrainingConfig(steps=100, warm_up=9, cool_down=0.4)
+    factors = [config.rate_at(step, 0.0) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[9:60] == pytest.approx([1.0] * 51)
     assert factors[60:] == sorted(factors[60:], reverse=True)
     assert 0 < factors[-1] < 0.05
+    by_clock = replace(config, hours=2.0)
+    assert [by_clock.rate_at(50, hours * 3600) for hours in (1.0, 1.6, 3.0)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_a_training_by_the_clock_ends_by_it(written: Written, tmp_path: Path) -> None:
+    told: list[TrainingProgress] = []
+    trainer = _trainer(written, tmp_path, replace(CONFIG, steps=1, hours=0.3 / 3600))
+    trainer.run(told.append)
+    assert trainer.is_done
+    assert told[-1].done == 1.0
+    assert all(progress.done < 1.0 for progress in told[:-1])

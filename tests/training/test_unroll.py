@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.models.rotary import inverse_frequencies
 from tests.training.conftest import Written
 from training.answers import AnswerShard
 from training.dataset import pack
@@ -42,7 +43,7 @@ class _OneByOne:
         config, layer = self.head.config, self.head.midlayer
         both = torch.cat((layer.input_layernorm(self.embedding[token]), layer.hidden_norm(hidden)))
         attention, dim = layer.self_attn, config.head_dim
-        frequencies = torch.tensor(config.inverse_frequencies)
+        frequencies = inverse_frequencies(config.rope)
         query = _rotate(attention.q_proj(both).view(-1, dim), position, frequencies)
         self.keys.append(_rotate(attention.k_proj(both).view(-1, dim), position, frequencies))
         self.values.append(attention.v_proj(both).view(-1, dim))
