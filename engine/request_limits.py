@@ -45,7 +45,7 @@ class RequestLimits:
         self.check_tokens(request.prompt_token_ids)
         self.check_tokens(request.resumed_token_ids)
         limits.check(request.sampling, self._vocab_size)
-        asked = request.speculation and request.speculation.num_speculative_tokens
+        asked = None if request.speculation is None else request.speculation.num_speculative_tokens
         if asked is not None and not 0 < asked < MAX_NODES:
             raise ValueError(
                 f"speculation.num_speculative_tokens is {asked}, but must be from 1 to {MAX_NODES - 1}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from router.answer_reader import Reading
 from router.answer_text import TextRules
 from router.errors import InvalidRequestError, ModelNotFoundError
-from router.generation import GenerationRequest, Speculation
+from router.generation import GenerationRequest
 from router.model_reading import AskedOfAnswers
 from router.prompts import Prompt, PromptReader, ServedModel, check_token_ids
 from router.resolve import SamplingResolver, tried_of
@@ -147,8 +147,7 @@ class Preparer:
         # Workers know a generation by its id alone, and clients may repeat theirs.
         unique = f"{request.request_id}:{secrets.token_hex(8)}"
         generations: list[GenerationRequest] = []
-        guessing = request.speculation
-        speculation = guessing and Speculation(guessing.method or "", guessing.num_speculative_tokens)
+        speculation = None if request.speculation is None else request.speculation.resolved()
         for token_ids in prompts:
             sampling = resolver.resolve(len(token_ids), bad_words)
             generations.extend(

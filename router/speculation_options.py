@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from router.described import asked
 from router.errors import InvalidRequestError
+from router.generation import Speculation
 
 # A tree of drafts has 64 nodes at most, its root included.
 MAX_SPECULATIVE_TOKENS = 63
@@ -39,6 +40,10 @@ class SpeculationOptions(BaseModel):
             "tokens",
         ),
     )
+
+    def resolved(self) -> Speculation:
+        """What workers are told."""
+        return Speculation(self.method or "", self.num_speculative_tokens)
 
 
 SPECULATION = asked(

@@ -103,7 +103,7 @@ class Drafters:
             extents = tuple(extent for extent in found.extents if extent.sequence.drafter is drafter)
             # The deployment's own is told of every pass, for it may do its work in portions.
             if extents or drafter is self.own:
-                drafter.extend(TargetPass(extents, found.features))
+                drafter.extend(TargetPass(extents, None if drafter.points is None else found.features))
 
     def carried(self, sequence: EngineSequence) -> bytes:
         """As `Drafter.carried`, of the deployment's own: the others carry nothing over."""
