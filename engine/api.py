@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from engine.speculation.config import RequestSpeculation
 from engine.speculation.stats import SpeculationStats
 
 
@@ -93,20 +94,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
     own_seed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSpeculation:
-    """What one request asks of speculation, of the engine that decodes it.
-
-    Attributes:
-        method: a draft method; empty for the deployment's own.
-        num_speculative_tokens: most drafts one behind the other, from 1 to 63; None for as many as the
-            deployment has, which are the most in any case.
-    """
-
-    method: str = ""
-    num_speculative_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

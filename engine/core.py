@@ -336,9 +336,7 @@ class LLMEngine:
         )
         sequence = EngineSequence(request, next(self._arrivals), hold, self._clock())
         sequence.rules = rules
-        # Whoever holds drafts nothing.
-        if not hold:
-            self._drafters.assign(sequence)
+        self._drafters.assign(sequence)
         self._sequences[request.request_id] = sequence
         return sequence
 
@@ -369,8 +367,7 @@ class LLMEngine:
         self._recorder.generated_tokens += len(drawn.token_ids)
         if not sequence.context_done:
             sequence.context_done = True
-            carried = self._drafters.carried(sequence) if sequence.hold else b""
-            self._recorder.prefill_done(sequence, carried)
+            self._recorder.prefill_done(sequence, self._drafters.carried(sequence) if sequence.hold else b"")
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
         self._emit(sequence, drawn.token_ids, drawn.logprobs or (), drawn.finish_reason)

@@ -11,10 +11,10 @@ from engine.api import (
     EngineRequest,
     GrammarKind,
     GrammarSpec,
-    RequestSpeculation,
     SamplingParams,
     TokenLogprobs,
 )
+from engine.speculation.config import RequestSpeculation
 from kvrelay.v1 import common_pb2, worker_pb2
 
 _serial = itertools.count()

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.api import RequestSpeculation
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, TargetPass
+from engine.speculation.config import AS_DEPLOYED
 from engine.speculation.registry import NONE
 from engine.speculation.tree import DraftTree
-
-AS_DEPLOYED = RequestSpeculation()
-"""What holds for requests that ask for nothing."""
 
 
 class Drafters:
@@ -61,11 +58,13 @@ class Drafters:
         self.in_use = own is not None
 
     def assign(self, sequence: EngineSequence) -> None:
-        """Gives a sequence the drafter that its request asks for.
+        """Gives a sequence the drafter that its request asks for; none to one that holds: it has no drafts.
 
         Raises:
             ValueError: there is no such method here; the message names those that there are.
         """
+        if sequence.hold:
+            return
         asked = sequence.request.speculation or AS_DEPLOYED
         method = asked.method or self._method
         if method not in self._by_method:

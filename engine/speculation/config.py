@@ -1,4 +1,4 @@
-"""How a deployment speculates. Names are those that users of other servers know."""
+"""How a deployment speculates, and what requests may choose, by names that users of other servers know."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ class SpeculationConfig:
 
 NO_SPECULATION = SpeculationConfig()
 """A token a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """What one request asks of speculation, of the engine that decodes it.
+
+    Attributes:
+        method: a draft method; empty for the deployment's own.
+        num_speculative_tokens: most drafts one behind the other, from 1 to 63; None for as many as the
+            deployment has, which are the most in any case.
+    """
+
+    method: str = ""
+    num_speculative_tokens: int | None = None
+
+
+AS_DEPLOYED = RequestSpeculation()
+"""What holds for requests that ask for nothing."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.api import RequestSpeculation
+from engine.speculation.config import RequestSpeculation
 from tests.support.requests import work_request
 from tests.support.workers import eventually
 from worker.requests import at_deadline, engine_request

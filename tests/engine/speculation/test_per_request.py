@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api import EngineRequest, RequestSpeculation, StepOutput
+from engine.api import EngineRequest, StepOutput
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
@@ -19,7 +19,7 @@ from engine.models.loader import load_model
 from engine.speculation.assembly import make_drafters, make_speculator
 from engine.speculation.base import Target
 from engine.speculation.choice import Drafters
-from engine.speculation.config import SpeculationConfig
+from engine.speculation.config import RequestSpeculation, SpeculationConfig
 from engine.speculation.eagle.state import EagleState
 from engine.speculation.planner import DraftOutcome, FixedPlanner, PassCost
 from engine.speculation.registry import draft_layers, methods_without_model
@@ -83,7 +83,7 @@ class Deployment:
             self.engine.submit(request)
         answers, outputs = run_all(self.engine)
         assert not [failure for output in outputs for failure in output.failures]
-        return {request.request_id: list(answers.of(request.request_id)) for request in requests}, outputs
+        return {request.request_id: list(answers.of(request.request_id)[0]) for request in requests}, outputs
 
 
 def deploy(
@@ -137,7 +137,7 @@ def test_requests_of_all_methods_in_one_batch_get_the_tokens_of_none(
     expected, _ = run_all(plain)
     deployed = deploy(model, SpeculationConfig("eagle3", head, **shape), num_blocks, max_batched_tokens=64)
     answers, outputs = deployed.answers(requests)
-    assert answers == {request.request_id: list(expected.of(request.request_id)) for request in requests}
+    assert answers == {request.request_id: list(expected.of(request.request_id)[0]) for request in requests}
     assert (deployed.engine.stats().preemptions_total > 0) is (num_blocks == 20)
 
     drafted = dict.fromkeys(ASKED, 0)
