@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.model_store.heads import packaged_head
+from cluster.model_store.heads import known
 from cluster.model_store.store import ModelEntry
 from cluster.speculation_spec import AUTO, NONE, SpeculationSpec
 from engine.speculation.config import NO_SPECULATION, SpeculationConfig
@@ -25,14 +25,18 @@ def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationCon
 
     Args:
         spec: the deployment's section.
-        model: that it serves: `auto` takes the head that comes with it, if there is one.
+        model: that it serves: what is known of it decides what `auto` is, and which head is taken where none
+            is named.
     """
+    own = known(model)
     planned = NO_SPECULATION
     if spec.method == AUTO:
-        planned = packaged_head(model) or NO_SPECULATION
+        planned = own.best if own is not None else NO_SPECULATION
     elif spec.method != NONE:
         # Ray starts workers in a folder of its own.
         folder = Path(spec.model).expanduser().resolve() if spec.model else None
+        if folder is None and own is not None and spec.method == own.head_method:
+            folder = own.head
         planned = SpeculationConfig(method=spec.method, model=folder)
     given = {name: value for name in _OPEN if (value := getattr(spec, name)) is not None}
     return replace(

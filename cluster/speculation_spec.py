@@ -27,7 +27,7 @@ class SpeculationSpec(Section):
 
     method: str = Field(
         default=AUTO,
-        description="auto (the head that comes with the model, or else none), none, or a file name in "
+        description="auto (what serves the demo model fastest; none for others), none, or a file name in "
         "engine/speculation/drafters.",
     )
     model: str = Field(default="", description="Folder of the draft model or head, where a method needs one.")

@@ -249,6 +249,7 @@ def _engine(config: GenerationConfig, model: RecordingModel) -> LLMEngine:
         device=config.device,
     )
     # Room for the longest, so that none is preempted.
-    blocks = config.batch_size * (-(-length // settings.block_size) + 1)
+    pages = config.batch_size * (-(-length // settings.block_size) + 1)
+    blocks = pages * len(model.config.layer_groups)
     pool = allocate_pool(model.config, blocks, settings.block_size, torch_dtype(config.dtype), config.device)
     return LLMEngine(model, pool, settings, _NoHasher())

@@ -94,7 +94,8 @@ def assemble(config: WorkerConfig) -> Assembly:
     revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
-    speculator = make_speculator(model, pool, settings) if config.decodes or extra_layers else None
+    speculates = config.decodes or extra_layers > 0
+    speculator = make_speculator(model, pool, settings, grammars) if speculates else None
     drafters = NO_DRAFTERS if speculator is None else speculator.drafters
     engine = LLMEngine(model, pool, settings, hasher, grammars, speculator=speculator)
     _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)

@@ -103,7 +103,7 @@ Speculation = Annotated[
     typer.Option(
         "--speculation",
         metavar="|".join(method_names()),
-        help="How tokens are guessed ahead. Default: auto, by the head that comes with the model, if any.",
+        help="How tokens are guessed ahead. Default: auto, what serves the demo model fastest, else none.",
         show_default=False,
         rich_help_panel=_CLUSTER,
     ),
@@ -113,7 +113,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="FOLDER",
-        help="Draft model or head, for methods that need one.",
+        help="Draft model or head, for methods that need one. Default for the demo model: its own head.",
         show_default=False,
         rich_help_panel=_CLUSTER,
     ),

@@ -1,17 +1,40 @@
-"""Draft heads that come with the project, for models that it can fetch."""
+"""What the project knows of speculating for models that it can fetch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.model_store.store import DEMO, ModelEntry
 from engine.speculation.config import SpeculationConfig
 
 _FOLDER = Path(__file__).parent / "heads"
-_HEADS = {DEMO: SpeculationConfig(method="eagle3", model=_FOLDER / "smollm2-135m-eagle3")}
 
 
-def packaged_head(model: ModelEntry) -> SpeculationConfig | None:
-    """The head for a model and how it drafts best; None where there is none."""
-    config = _HEADS.get(model.name)
-    return config if config is not None and config.model is not None and config.model.is_dir() else None
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one model.
+
+    Attributes:
+        head: folder of its draft head.
+        head_method: that the head is for.
+        best: how it is served fastest, see docs/benchmarks.md: what `auto` takes.
+    """
+
+    head: Path
+    head_method: str
+    best: SpeculationConfig
+
+
+_KNOWN = {
+    DEMO: Known(
+        head=_FOLDER / "smollm2-135m-eagle3",
+        head_method="eagle3",
+        best=SpeculationConfig(method="ngram"),
+    )
+}
+
+
+def known(model: ModelEntry) -> Known | None:
+    """What is known of a model; None for models of others."""
+    return _KNOWN.get(model.name)

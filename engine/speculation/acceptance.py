@@ -7,6 +7,7 @@ each request shifts all of them, for texts differ more than positions do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,7 +92,7 @@ class _Own:
         mean = self.expected / self.tests
         prior_tests = max(0.0, mean * (1 - mean) / spread - 1)
         own = (prior_tests * mean + self.hits) / (prior_tests + self.tests)
-        return float(_log_odds(np.array(own)) - _log_odds(np.array(mean)))
+        return _log_odds_of(own) - _log_odds_of(mean)
 
 
 class _Spread:
@@ -171,6 +172,11 @@ class ChainAcceptance:
     def forget(self, request: int) -> None:
         """As `AcceptanceModel.forget`."""
         self._own.pop(request, None)
+
+
+def _log_odds_of(probability: float) -> float:
+    inside = min(max(probability, _CERTAIN), 1 - _CERTAIN)
+    return math.log(inside / (1 - inside))
 
 
 def _log_odds(probabilities: Floats) -> Floats:

@@ -61,12 +61,12 @@ class Allocator:
         self._by_chance = chances
         self._pass_seconds = pass_seconds
         self._draft_seconds = draft_seconds
-        allowed = np.arange(most)[None, :] < np.asarray(limits)[:, None]
+        # All drafts that may be asked for, the best first.
         order = np.argsort(-gains, axis=None, kind="stable")
-        order = order[allowed.ravel()[order]]
+        order = order[(np.arange(most) < np.asarray(limits)[:, None]).ravel()[order]]
         self._owners, self._depths = np.divmod(order, most)
         self._chances = chances[self._owners]
-        self._gains = gains.ravel()[order] * self._chances
+        self._gains = self._by_request.ravel()[order]
 
     def none(self) -> Allocation:
         """No drafts at all."""
@@ -79,7 +79,7 @@ class Allocator:
         chosen = np.arange(self._by_request.shape[1])[None, :] < asked[:, None]
         number = int(asked.sum())
         coming = float(self._by_chance @ asked) / max(1, number)
-        seconds = self._seconds(np.array([number]), np.array([coming]), int(asked.max()))
+        seconds = self._seconds(np.array([number]), np.array([coming]), asked.max(keepdims=True))
         tokens = self._requests + float(self._by_request[chosen].sum())
         return Allocation(tuple(counts), tokens / float(seconds[0]), float(seconds[0]))
 
@@ -88,29 +88,33 @@ class Allocator:
         last = min(number + 1, len(self._pass_seconds) - 1)
         return float(self._pass_seconds[last] - self._pass_seconds[last - 1])
 
-    def best(self, cap: int, *, at_least: int = 1) -> Allocation | None:
-        """The fastest way with at most `cap` drafts for one request, and `at_least` so many in all.
+    def best(self, caps: Sequence[int], *, at_least: int = 1) -> dict[int, Allocation]:
+        """For each cap the fastest way with no more drafts for one request, and `at_least` so many in all.
 
-        None where so many are not allowed.
+        Empty where so many are not allowed.
         """
-        chosen = self._depths < cap
-        owners = self._owners[chosen]
-        if len(owners) < at_least:
-            return None
-        numbers = np.arange(len(owners) + 1)
-        tokens = np.zeros(len(numbers))
-        np.cumsum(self._gains[chosen], out=tokens[1:])
-        coming = np.zeros(len(numbers))
-        np.cumsum(self._chances[chosen], out=coming[1:])
-        coming /= np.maximum(numbers, 1)
-        seconds = self._seconds(numbers, coming, cap)
-        rates = ((self._requests + tokens) / seconds)[at_least:]
-        number = int((rates >= rates.max() * _AS_GOOD).argmax()) + at_least
-        counts = np.bincount(owners[:number], minlength=self._requests)
-        return Allocation(tuple(counts.tolist()), float(rates[number - at_least]), float(seconds[number]))
+        if len(self._owners) < at_least:
+            return {}
+        # [caps, drafts + 1]: what the first so many drafts come to, those beyond the cap left out.
+        chosen = np.zeros((len(caps), len(self._owners) + 1), dtype=np.int64)
+        chosen[:, 1:] = self._depths < np.asarray(caps)[:, None]
+        numbers = chosen.cumsum(axis=1)
+        tokens, coming = np.zeros(chosen.shape), np.zeros(chosen.shape)
+        (chosen[:, 1:] * self._gains).cumsum(axis=1, out=tokens[:, 1:])
+        (chosen[:, 1:] * self._chances).cumsum(axis=1, out=coming[:, 1:])
+        seconds = self._seconds(numbers, coming / np.maximum(numbers, 1), np.asarray(caps)[:, None])
+        rates = (self._requests + tokens) / seconds
+        rates[numbers < at_least] = 0.0
+        ends = (rates >= rates.max(axis=1, keepdims=True) * _AS_GOOD).argmax(axis=1)
+        ways: dict[int, Allocation] = {}
+        for row, (cap, end) in enumerate(zip(caps, ends.tolist(), strict=True)):
+            owners = self._owners[:end][chosen[row, 1 : end + 1] > 0]
+            counts = np.bincount(owners, minlength=self._requests)
+            ways[cap] = Allocation(tuple(counts.tolist()), float(rates[row, end]), float(seconds[row, end]))
+        return ways
 
-    def _seconds(self, numbers: Counts, coming: Floats, cap: int) -> Floats:
+    def _seconds(self, numbers: Counts, coming: Floats, caps: Counts) -> Floats:
         """Of steps with so many drafts, of which such a share comes: between all of them and none."""
         alone = self._pass_seconds[0]
-        seconds: Floats = alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[cap]
+        seconds: Floats = alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[caps]
         return seconds

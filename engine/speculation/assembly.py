@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig
+from engine.grammar.base import GrammarCompiler
 from engine.models.base import DraftedLM
 from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.request_limits import max_model_len
@@ -19,20 +20,27 @@ from engine.speculation.registry import create_drafter, methods_without_model
 from engine.speculation.speculator import Speculator
 
 
-def make_speculator(model: DraftedLM, kv: torch.Tensor, settings: EngineConfig) -> Speculator | None:
+def make_speculator(
+    model: DraftedLM,
+    kv: torch.Tensor,
+    settings: EngineConfig,
+    grammars: GrammarCompiler | None = None,
+) -> Speculator | None:
     """The speculator of an engine; None where neither its settings nor any request can ask for drafts.
 
     Args:
         model: the target.
         kv: its pool, with the layers behind its own that `engine.speculation.registry.draft_layers` asks for.
         settings: of the engine.
+        grammars: the engine's.
 
     Raises:
         ValueError: a setting that cannot be honoured, by name.
         ModelError: the draft model or head is missing, broken, or not made for the target.
     """
     num_pages = (kv.shape[0] - 1) // len(model.config.layer_groups)
-    target = Target(model, kv, settings, max_model_len(model.config, settings, num_pages))
+    longest = max_model_len(model.config, settings, num_pages)
+    target = Target(model, kv, settings, longest, grammars)
     drafters = make_drafters(target)
     return Speculator(drafters, _planner(drafters.max_drafts, target)) if drafters.max_drafts else None
 

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
+from engine.grammar.base import GrammarCompiler
 from engine.models.base import DraftedLM
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
@@ -63,12 +64,14 @@ class Target:
         kv: its pool, with layers behind its own where the drafter keeps KV there.
         settings: of its engine.
         max_model_len: most tokens of prompt and answer together.
+        grammars: made the matchers of the sequences' rules; None where there are none.
     """
 
     model: DraftedLM
     kv: torch.Tensor
     settings: EngineConfig
     max_model_len: int
+    grammars: GrammarCompiler | None = None
 
 
 class Drafter(Protocol):

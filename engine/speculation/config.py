@@ -21,6 +21,8 @@ class SpeculationConfig:
         num_draft_tokens: nodes of a tree that are verified, the root included, at most 64.
         prompt_lookup_max: longest n-gram that prompt lookup matches.
         prompt_lookup_min: shortest.
+        medusa_choices: nodes of a Medusa tree, each by the rank of the candidate that each head contributes;
+            empty for a tree of the other settings' size that is usually good.
         verification: file name in `engine/speculation/verification/` for requests without a seed of their
             own; those with one use "coupled".
         adaptive: whether each step chooses how many drafts pay, up to the limits above.
@@ -34,6 +36,7 @@ class SpeculationConfig:
     num_draft_tokens: int = 16
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    medusa_choices: tuple[tuple[int, ...], ...] = ()
     verification: str = COUPLED
     adaptive: bool = True
     per_request: bool = True

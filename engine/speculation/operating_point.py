@@ -17,7 +17,7 @@ A choice changes how fast tokens come, never which.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 import numpy as np
@@ -45,6 +45,7 @@ _LEAST_KEPT, _MOST_KEPT = 0.7, 1.1
 _HOPED_GAIN, _HOPED_SIGMAS = 1.1, 1.0
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 16, 128
+_CHOOSE_EVERY = 4
 _FORGET_EVERY, _FORGET_AFTER = 512, 4096
 
 
@@ -93,11 +94,21 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What `wanted` chose, for `kept` and `observe`."""
+    """What `wanted` chose, for `kept` and `observe`.
+
+    Attributes:
+        mode: why.
+        allocation: drafts of each request; None before the first step.
+        retried: requests that have one draft beside that.
+        promised: by request, in order, what each of its drafts was to add, before `_Band.kept`.
+        age: steps for which it was taken again.
+    """
 
     mode: _Mode = _Mode.CHOSEN
-    decodes: int = 0
+    allocation: Allocation | None = None
     retried: frozenset[int] = frozenset()
+    promised: Mapping[int, Floats] = field(default_factory=dict)
+    age: int = 0
 
 
 class AdaptivePlanner:
@@ -137,33 +148,44 @@ class AdaptivePlanner:
     def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
         """As `DraftPlanner.wanted`."""
         decodes = len(sequences)
-        self._plan = _Plan(decodes=decodes)
         limits = [self._limit(sequence) for sequence in sequences]
         most = max(limits, default=0)
         if most < 1:
+            self._plan = _Plan()
             self._off[OffReason.ENDING] += sum(sequence.max_drafts > 0 for sequence in sequences)
             return [0] * decodes
         requests = [sequence.arrival for sequence in sequences]
+        if (again := self._again(sequences, limits)) is not None:
+            return again
         own = [self._request(request) for request in requests]
         band = self._bands.setdefault(band_of(decodes), _Band())
         chances = self._outlook.chances(sequences)
         draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
 
-        def allocator(hoped: bool = False) -> Allocator:
-            sigmas = _HOPED_SIGMAS * hoped
-            gains = self._outlook.gains(sequences, most, sigmas=sigmas) * band.kept
-            pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=sigmas)
-            return Allocator(gains * (_HOPED_GAIN if hoped else 1.0), chances, limits, pass_s, draft_s)
+        gains = self._outlook.gains(sequences, most)
+        pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1))
+        likely = Allocator(gains * band.kept, chances, limits, pass_s, draft_s)
 
-        likely = allocator()
-        mode, allocation = self._choose(band, likely, lambda: allocator(hoped=True), most)
+        def hoped() -> Allocator:
+            """What may well be, if more is right and passes are faster than was seen."""
+            gains = self._outlook.gains(sequences, most, sigmas=_HOPED_SIGMAS) * _HOPED_GAIN * band.kept
+            pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=_HOPED_SIGMAS)
+            return Allocator(gains, chances, limits, pass_s, draft_s)
+
+        steps = 1 + self._plan.age
+        mode, allocation = self._choose(band, likely, hoped, most, steps)
         counts = list(allocation.counts)
         retried: list[int] = []
         if mode is _Mode.CHOSEN and any(counts):
-            retried = self._retried(own, counts, limits, likely.further_s(sum(counts)))
+            retried = self._retried(own, counts, limits, likely.further_s(sum(counts)), steps)
         for index in retried:
             counts[index] = 1
-        self._plan = _Plan(mode, decodes, frozenset(requests[index] for index in retried))
+        self._plan = _Plan(
+            mode,
+            allocation,
+            frozenset(requests[index] for index in retried),
+            dict(zip(requests, gains, strict=True)),
+        )
         self._count_off(mode, sequences, counts, limits)
         return counts
 
@@ -183,15 +205,13 @@ class AdaptivePlanner:
         band = self._bands.setdefault(band_of(decodes), _Band())
         draft_s = self._draft_cost.seconds(decodes, max(asked), self._pass_cost.level)[-1]
         allocator = Allocator(
-            self._outlook.gains(sequences, most) * band.kept,
+            np.stack([self._plan.promised[request][:most] for request in requests]) * band.kept,
             np.ones(decodes),
             drafted,
             self._pass_cost.seconds(decodes, decodes * (most + 1)),
             np.full(most + 1, draft_s),
         )
-        best = allocator.best(most, at_least=0)
-        if best is None:
-            return drafted
+        best = allocator.best([most], at_least=0)[most]
         retried = self._plan.retried
         return [
             max(count, min(1, there)) if request in retried else count
@@ -213,6 +233,21 @@ class AdaptivePlanner:
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
 
+    def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
+        """The last choice, where the batch is the same: estimates change slowly, and choosing takes time."""
+        plan = self._plan
+        if plan.allocation is None or plan.mode is not _Mode.CHOSEN or self._steps < _SETTLED:
+            return None
+        if plan.age >= _CHOOSE_EVERY - 1 or list(plan.promised) != [s.arrival for s in sequences]:
+            return None
+        counts = plan.allocation.counts
+        if any(count > limit for count, limit in zip(counts, limits, strict=True)):
+            return None
+        self._plan = replace(plan, retried=frozenset(), age=plan.age + 1)
+        self._budget.step(plan.allocation.seconds)
+        self._count_off(plan.mode, sequences, counts, limits)
+        return counts
+
     def _limit(self, sequence: EngineSequence) -> int:
         """Drafts that could all be of use: one more token follows them."""
         left = sequence.request.sampling.max_tokens - sequence.next_index
@@ -223,15 +258,12 @@ class AdaptivePlanner:
         own.seen_at = self._steps
         return own
 
-    def _ways(self, allocator: Allocator, most: int) -> dict[int, Allocation]:
-        """The best allocation for each cap; at least for 1."""
-        return {cap: way for cap in self._caps if cap <= most and (way := allocator.best(cap)) is not None}
-
     def _choose(
-        self, band: _Band, likely: Allocator, hoped: Callable[[], Allocator], most: int
+        self, band: _Band, likely: Allocator, hoped: Callable[[], Allocator], most: int, steps: int
     ) -> tuple[_Mode, Allocation]:
-        """The fastest allocation, or one that is due to be measured."""
-        none, ways = likely.none(), self._ways(likely, most)
+        """The fastest allocation, or one that is due to be measured; `steps` since the last choice."""
+        caps = [cap for cap in self._caps if cap <= most]
+        none, ways = likely.none(), likely.best(caps)
         fastest = max(ways, key=lambda cap: ways[cap].rate)
         if band.cap in ways and ways[fastest].rate < SWITCH_CAP * ways[band.cap].rate:
             fastest = band.cap
@@ -242,12 +274,12 @@ class AdaptivePlanner:
         if fastest != band.cap:
             timer.hurry()
         band.cap = fastest
-        if fastest and band.without.wait() and self._afford(none, best):
+        if fastest and band.without.wait(steps) and self._afford(none, best):
             band.without.probed()
             return _Mode.PROBE_NONE, none
-        if timer.wait():
+        if timer.wait(steps):
             timer.probed()
-            hopes = self._ways(hoped(), most)
+            hopes = hoped().best(caps)
             cap = max((cap for cap in hopes if cap != fastest), key=lambda cap: hopes[cap].rate, default=0)
             if cap and hopes[cap].rate > best.rate:
                 hope = likely.expected(hopes[cap].counts)
@@ -266,7 +298,12 @@ class AdaptivePlanner:
         return True
 
     def _retried(
-        self, own: Sequence[_Request], counts: Sequence[int], limits: Sequence[int], further_s: float
+        self,
+        own: Sequence[_Request],
+        counts: Sequence[int],
+        limits: Sequence[int],
+        further_s: float,
+        steps: int,
     ) -> list[int]:
         """Requests without drafts that are to have one all the same, for texts change."""
         retried: list[int] = []
@@ -274,7 +311,7 @@ class AdaptivePlanner:
             if counts[index]:
                 request.quiet.seen()
                 request.quiet.hurry()
-            elif limits[index] and request.quiet.wait() and self._budget.spend(further_s):
+            elif limits[index] and request.quiet.wait(steps) and self._budget.spend(further_s):
                 request.quiet.probed()
                 retried.append(index)
         return retried
@@ -292,17 +329,17 @@ class AdaptivePlanner:
 
     def _learn(self, band: _Band, drafted: Sequence[DraftOutcome]) -> None:
         """Takes the outcomes of a step's drafts."""
-        sequences = [outcome.sequence for outcome in drafted]
-        counts = np.array([outcome.drafted for outcome in drafted])
-        promised: Floats = np.cumsum(self._outlook.gains(sequences, int(counts.max())), axis=1)
-        expected = float(promised[np.arange(len(drafted)), counts - 1].sum())
+        promised = self._plan.promised
+        expected = sum(
+            float(promised[outcome.sequence.arrival][: outcome.drafted].sum()) for outcome in drafted
+        )
         hits = sum(outcome.accepted for outcome in drafted)
         if self._steps > _SETTLED:
             band.expected = band.expected * _PROMISE_DECAY + expected
             band.hits = band.hits * _PROMISE_DECAY + hits
-        for sequence, outcome in zip(sequences, drafted, strict=True):
-            self._outlook.verified(sequence, outcome.drafted, outcome.accepted)
-            request = sequence.arrival
+        for outcome in drafted:
+            request = outcome.sequence.arrival
+            self._outlook.verified(outcome.sequence, outcome.drafted, outcome.accepted)
             if request in self._plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()

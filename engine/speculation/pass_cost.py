@@ -18,8 +18,9 @@ therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is fas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ _DRIFT = 0.004
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
+_REFRESH = 4
+"""Passes for which it stays as it is how much each of them counts."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class PassCostModel:
         self._passes = 0
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
+        self._bases: dict[int, _Basis] = {}
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
         """Takes one pass's measurement. Times that are not above 0 are ignored, as clocks give them.
@@ -89,13 +93,13 @@ class PassCostModel:
         if seconds <= 0:
             return
         self._passes += 1
-        bands = _bands_up_to(np.array([nodes]))
-        expected, doubt = self._deviation(decodes, bands)
-        deviation, variance = float(expected[0]), float(doubt[0])
-        error = math.log(seconds / (float(self._curve(bands)[0]) * self.level)) - deviation
+        band = band_up_to(nodes)
+        mean, doubt = self._basis(decodes).deviation((band,))
+        deviation, variance = float(mean[0]), float(doubt[0])
+        error = math.log(seconds / (float(self._curve(np.array([band]))[0]) * self.level)) - deviation
         sigma = math.sqrt(variance + _NOISE**2)
         error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
-        key = band_of(decodes), band_up_to(nodes)
+        key = band_of(decodes), band
         known = self._seen.get(key)
         if known is None:
             self._seen[key] = _Seen(deviation + error, _NOISE**2, self._passes)
@@ -113,11 +117,11 @@ class PassCostModel:
 
         With `sigmas` so many standard deviations less than is to be expected: how fast they may well be.
         """
-        bands, places = np.unique(_bands_up_to(np.arange(decodes, most + 1)), return_inverse=True)
-        deviation, doubt = self._deviation(decodes, bands)
+        bands, places = _bands_between(decodes, most)
+        deviation, doubt = self._basis(decodes).deviation(bands)
         if sigmas:
             deviation = deviation - sigmas * np.sqrt(doubt)
-        seconds: Seconds = self._curve(bands) * np.exp(deviation) * self.level
+        seconds: Seconds = self._curve(np.array(bands)) * np.exp(deviation) * self.level
         return seconds[places]
 
     def _curve(self, nodes: Counts) -> Seconds:
@@ -127,35 +131,54 @@ class PassCostModel:
             inside = inside + np.maximum(nodes - self._tokens[-1], 0.0) * slope
         return inside
 
-    def _deviation(self, decodes: int, nodes: Counts) -> tuple[Seconds, Seconds]:
-        """Mean and variance by the greatest numbers of bands, [len(nodes)] each."""
-        prior = _SMOOTH**2 + _LOCAL**2
-        if not self._seen:
-            return np.zeros(len(nodes)), np.full(len(nodes), prior)
-        bands = np.log(np.array(list(self._seen), dtype=np.float64)) / _REACH
-        values = np.array(
-            [
-                (each.mean, each.variance + (self._passes - each.at) * _DRIFT**2)
-                for each in self._seen.values()
-            ]
-        )
-        wanted = np.empty((len(nodes), 2))
-        wanted[:, 0] = math.log(band_of(decodes)) / _REACH
-        wanted[:, 1] = np.log(nodes) / _REACH
-        if len(bands) > _MOST_BANDS:
-            middle = wanted[[0, -1]].mean(axis=0)
-            nearest = np.argsort(((bands - middle) ** 2).sum(axis=1), kind="stable")[:_MOST_BANDS]
-            bands, values = bands[nearest], values[nearest]
-        among = np.linalg.inv(_covariance(bands, bands) + np.diag(values[:, 1]))
-        across = _covariance(wanted, bands)
-        weights = across @ among
-        doubt: Seconds = np.maximum(prior - (weights * across).sum(axis=1), 0.0)
-        return weights @ values[:, 0], doubt
+    def _basis(self, decodes: int) -> _Basis:
+        band = band_of(decodes)
+        basis = self._bases.get(band)
+        if basis is None or basis.known != len(self._seen) or self._passes - basis.made_at >= _REFRESH:
+            basis = self._bases[band] = _Basis(band, self._seen, self._passes)
+        return basis
 
 
-def _bands_up_to(nodes: Counts) -> Counts:
-    """All of a band is taken to cost what its greatest number does: kernels compute whole tiles."""
-    return np.array([band_up_to(count) for count in nodes.tolist()])
+class _Basis:
+    """The process for one band of sequences, from the bands of passes seen that are nearest to it.
+
+    How much each of these counts is worked out anew every few passes; what they say is taken as it is.
+    """
+
+    def __init__(self, decodes: int, seen: Mapping[tuple[int, int], _Seen], passes: int) -> None:
+        self.made_at = passes
+        self.known = len(seen)
+        self._decodes = decodes
+        keys = sorted(seen, key=lambda key: (abs(math.log(key[0] / decodes)), key))[:_MOST_BANDS]
+        self._nearest = [seen[key] for key in keys]
+        self._places = np.log(np.array(keys, dtype=np.float64).reshape(-1, 2)) / _REACH
+        noise = [each.variance + (passes - each.at) * _DRIFT**2 for each in self._nearest]
+        self._among = np.linalg.inv(_covariance(self._places, self._places) + np.diag(noise))
+        self._weights: dict[tuple[int, ...], tuple[Seconds, Seconds]] = {}
+
+    def deviation(self, bands: tuple[int, ...]) -> tuple[Seconds, Seconds]:
+        """Mean and variance for the bands of tokens that end with these numbers, [len(bands)] each."""
+        known = self._weights.get(bands)
+        if known is None:
+            wanted = np.log([(self._decodes, band) for band in bands]) / _REACH
+            across = _covariance(wanted, self._places)
+            weights: Seconds = across @ self._among
+            doubt: Seconds = np.maximum(_SMOOTH**2 + _LOCAL**2 - (weights * across).sum(axis=1), 0.0)
+            known = self._weights[bands] = weights, doubt
+        weights, doubt = known
+        mean: Seconds = weights @ np.array([each.mean for each in self._nearest])
+        return mean, doubt
+
+
+@lru_cache(maxsize=256)
+def _bands_between(least: int, most: int) -> tuple[tuple[int, ...], Counts]:
+    """The bands that numbers of tokens lie in, and for each number which of them.
+
+    All of a band is taken to cost what its greatest number does: kernels compute whole tiles.
+    """
+    numbers = [band_up_to(count) for count in range(least, most + 1)]
+    bands, places = np.unique(numbers, return_inverse=True)
+    return tuple(bands.tolist()), places
 
 
 def _covariance(some: Seconds, others: Seconds) -> Seconds:

@@ -21,9 +21,9 @@ class Timer:
         self._interval = first
         self._waited = 0
 
-    def wait(self) -> bool:
-        """One step has passed without a probe. Whether one is due."""
-        self._waited += 1
+    def wait(self, steps: int = 1) -> bool:
+        """So many steps have passed without a probe. Whether one is due."""
+        self._waited += steps
         return self._waited >= self._interval
 
     def probed(self) -> None:

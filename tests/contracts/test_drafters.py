@@ -28,6 +28,7 @@ from tests.support.eagle_heads import (
     write_head,
 )
 from tests.support.engines import engine_over
+from tests.support.medusa_heads import make_medusa, write_medusa
 from tests.support.speculation import speculating
 from tests.support.tiny_models import tiny_llama
 
@@ -42,9 +43,14 @@ Needs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DraftedLM:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Path) -> DraftedLM:
     torch.set_num_threads(1)
-    return load_model(tiny_llama(tmp_path_factory.mktemp("tiny")))
+    return load_model(model_dir)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +59,10 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
     folder, shape = tmp_path_factory.mktemp("heads"), HeadShape(model.config, draft_vocab=200)
     whole = replace(shape, draft_vocab=0)
     return {
+        "draft_model": {"model": tiny_llama(folder / "draft", seed=1, layers=1)},
         "eagle": {"model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole))},
         "eagle3": {"model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape))},
+        "medusa": {"model": write_medusa(folder / "medusa", make_medusa(model.config, 8))},
         "ngram": {"prompt_lookup_min": 1},
         "suffix": {},
     }
@@ -66,7 +74,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 # Methods that draft chains alone, and refuse to be asked for trees.
-CHAINS = ("ngram",)
+CHAINS = ("draft_model", "ngram")
 SHAPED = [(each, shape) for each in methods() for shape in SHAPES if each not in CHAINS or shape != "tree"]
 
 
@@ -99,14 +107,17 @@ def answers_of(engine: LLMEngine, asked: list[EngineRequest]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "shape"), SHAPED)
-def test_answers_are_those_without_drafts(method: str, needs: Needs, shape: str, model: DraftedLM) -> None:
+def test_answers_are_those_without_drafts(
+    method: str, needs: Needs, shape: str, model: DraftedLM, model_dir: Path
+) -> None:
     """Greedy and drawn, in one batch, over chunked prompts and shared prefixes; every proposal is checked."""
     plain, _ = engine_over(model)
     # Where few tokens are allowed, what came before had several followers.
     asked = requests(allowed_token_ids=frozenset(range(5)) if shape == "tree" else frozenset())
     expected = answers_of(plain, asked)
     settings = {"prefill_chunk": 16, "max_batched_tokens": 48}
-    engine, watched = speculating(model, config_of(method, needs, shape), SHAPES[shape][1], **settings)
+    config = config_of(method, needs, shape)
+    engine, watched = speculating(model, config, SHAPES[shape][1], model_dir=model_dir, **settings)
     assert answers_of(engine, asked) == expected
     assert watched.proposed, "nothing was ever guessed"
     assert (watched.branched > 0) == (shape == "tree")
@@ -115,7 +126,9 @@ def test_answers_are_those_without_drafts(method: str, needs: Needs, shape: str,
     assert list(answers_of(engine, again).values()) == list(expected.values())
 
 
-def test_penalties_bias_and_log_probabilities_hold(method: str, needs: Needs, model: DraftedLM) -> None:
+def test_penalties_bias_and_log_probabilities_hold(
+    method: str, needs: Needs, model: DraftedLM, model_dir: Path
+) -> None:
     changes = {
         "frequency_penalty": 0.4,
         "logit_bias": ((7, 2.0),),
@@ -124,20 +137,20 @@ def test_penalties_bias_and_log_probabilities_hold(method: str, needs: Needs, mo
     }
     asked = requests(6, **changes)
     plain, _ = engine_over(model)
-    engine, _ = speculating(model, config_of(method, needs), 4)
+    engine, _ = speculating(model, config_of(method, needs), 4, model_dir=model_dir)
     assert answers_of(engine, asked) == answers_of(plain, asked)
 
 
 @pytest.mark.parametrize("swap_memory_bytes", [0, 1 << 22])
 def test_preemptions_are_survived_and_nothing_is_kept(
-    method: str, needs: Needs, model: DraftedLM, swap_memory_bytes: int
+    method: str, needs: Needs, model: DraftedLM, model_dir: Path, swap_memory_bytes: int
 ) -> None:
     """A pool that does not hold the batch; a sequence that is cancelled halfway."""
     plain, _ = engine_over(model)
     asked = requests()
     expected = answers_of(plain, asked)
     settings = {"num_blocks": 14, "block_size": 8, "swap_memory_bytes": swap_memory_bytes}
-    engine, watched = speculating(model, config_of(method, needs), 4, **settings)
+    engine, watched = speculating(model, config_of(method, needs), 4, model_dir=model_dir, **settings)
     engine.submit(replace(asked[0], request_id="cancelled"))
     for _ in range(5):
         engine.step()

@@ -61,7 +61,8 @@ def test_torch_and_kernels_compute_the_same_int8_model(folder: Path) -> None:
         logits.append(paged.prefill(paged.start(tokens, 0), 50))
     plain = PagedModel(load_model(folder, ops="cpu"))
     exact = plain.prefill(plain.start(tokens, 0), 50)
-    assert (logits[0] - logits[1]).norm() < 0.5 * (logits[1] - exact).norm()
+    # The kernels' attention rounds as well, but less than the weights are rounded.
+    assert (logits[0] - logits[1]).norm() < 0.8 * (logits[1] - exact).norm()
     assert 0.001 < (logits[1] - exact).norm() / exact.norm() < 0.15
 
 

@@ -34,13 +34,15 @@ def aggregated_outputs(
         max_model_len=max_model_len,
     )
     pool = allocate_pool(model.config, config.num_blocks, config.block_size, torch_dtype(config.dtype))
-    grammars = GuidanceCompiler(
-        model_dir / "tokenizer.json", model.config.vocab_size, model.config.eos_token_ids
-    )
+    tokenizer = model_dir / "tokenizer.json"
+    grammars = None
+    if tokenizer.exists():
+        grammars = GuidanceCompiler(tokenizer, model.config.vocab_size, model.config.eos_token_ids)
     engine = LLMEngine(model, pool, config, ChainHasher("reference", config.block_size), grammars)
     engine.submit(engine_request(request))
     outputs: list[StepOutput] = []
     while engine.has_work():
         outputs.append(engine.step())
-    grammars.close()
+    if grammars is not None:
+        grammars.close()
     return outputs

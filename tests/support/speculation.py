@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.api import EngineRequest
 from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
@@ -121,3 +122,16 @@ def speculating(
     speculator = Speculator(drafters, FixedPlanner(drafts))
     hasher = ChainHasher("tiny", config.block_size)
     return LLMEngine(model, pool, config, hasher, speculator=speculator), watched
+
+
+def run_alone(engine: LLMEngine, request: EngineRequest) -> tuple[list[int], int]:
+    """A request's answer, and the passes that it took."""
+    engine.submit(request)
+    tokens: list[int] = []
+    passes = 0
+    while engine.has_work():
+        output = engine.step()
+        assert not output.failures
+        tokens += [token.token_id for token in output.tokens]
+        passes += bool(output.tokens)
+    return tokens, passes

@@ -18,6 +18,7 @@ import grpc
 
 from engine.config import EngineConfig
 from engine.core import LLMEngine
+from engine.speculation.config import NO_SPECULATION
 from kvrelay.v1 import prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.requests import PREFILL_CHUNK, work_request
 from worker.assembly import Assembly, assemble
@@ -40,6 +41,7 @@ def worker_config(model_dir: Path, worker_id: str, **overrides: Any) -> WorkerCo
         check_invariants=True,
         dtype=overrides.pop("dtype", "float32"),
         block_size=overrides.pop("block_size", 16),
+        speculation=overrides.pop("speculation", NO_SPECULATION),
     )
     values: dict[str, Any] = {
         "incarnation": time.time_ns(),

@@ -19,10 +19,12 @@ from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Extent, TargetPass
-from engine.speculation.eagle.guesses import guess, is_keyed, likeliest
+from engine.speculation.carried import pack_feature, unpack_feature
 from engine.speculation.eagle.head import EagleHead
-from engine.speculation.eagle.state import EagleState, Span, make_batch
+from engine.speculation.eagle.state import EagleState
 from engine.speculation.eagle.tree import GrowingTree
+from engine.speculation.guesses import guess, is_keyed, likeliest
+from engine.speculation.spans import Span, make_batch
 from engine.speculation.tree import MAX_NODES, DraftTree
 
 
@@ -127,7 +129,7 @@ class EagleDrafter:
         state = sequence.draft_states.get(self)
         if not isinstance(state, EagleState) or state.feature is None:
             return b""
-        return bytes(state.feature.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return pack_feature(state.feature)
 
     @torch.inference_mode()
     def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
@@ -135,14 +137,10 @@ class EagleDrafter:
         if not carried:
             return
         width = self._head.config.points.width(self._head.config.target_hidden_size)
-        wanted = width * self._kv.element_size()
-        if len(carried) != wanted:
-            raise ValueError(f"a feature of {len(carried)} bytes, where {wanted} are read")
-        feature = torch.frombuffer(bytearray(carried), dtype=self._kv.dtype)
+        feature = unpack_feature(carried, width, self._kv)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        state = EagleState(first, context, None, feature.to(self._kv.device), context)
-        sequence.draft_states[self] = state
+        sequence.draft_states[self] = EagleState(first, context, None, feature, context)
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:

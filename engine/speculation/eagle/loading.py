@@ -6,11 +6,11 @@ from pathlib import Path
 
 from engine.models.base import DraftedLM
 from engine.models.config import ModelConfig
-from engine.ops.cpu.ops import CpuOps
 from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 from engine.speculation.base import Drafter, Target
 from engine.speculation.config import COUPLED, SpeculationConfig
+from engine.speculation.draft_weights import draft_quantization
 from engine.speculation.eagle.config import Generation, read_eagle_config
 from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
@@ -56,23 +56,17 @@ def eagle_layers(config: SpeculationConfig, model: ModelConfig, generation: Gene
 def create_eagle(config: SpeculationConfig, target: Target, generation: Generation) -> Drafter:
     """Loads a head and makes its drafter.
 
-    Where the CPU kernels compute, weights of the head are int8 even if the model's are not: they are read for
-    each draft, and what they guess is verified anyway.
-
     Raises:
         ValueError: settings out of bounds, or none that names the head's folder.
         ModelError: as `load_head`.
     """
     check_tree(config)
-    settings, model = target.settings, target.model
-    quantization = settings.quantization
-    if quantization == PLAIN and isinstance(model.shared().ops, CpuOps):
-        quantization = "int8"
+    settings = target.settings
     head = load_head(
         _folder(config),
         generation,
-        model,
-        quantization=quantization,
+        target.model,
+        quantization=draft_quantization(settings, target.model),
         attention_backend=settings.attention_backend,
         context_length=target.max_model_len,
     )

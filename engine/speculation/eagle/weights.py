@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from engine.models.base import SharedParts
-from engine.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_checkpoint
+from engine.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from engine.models.errors import CheckpointError
 from engine.models.layers import FeedForwardWeights, LayerWeights
 from engine.models.weights import DOWN, INPUT_NORM, KEY_NORM, OUTPUT, QUERY_NORM, Shapes
 from engine.ops.base import HeadNorms, Linear, Norm
 from engine.quantization.int8 import Int8Weight
 from engine.speculation.eagle.config import EagleConfig, Generation
+from engine.speculation.head_files import FLOATS, Tensors, naming, read_head
 
 PICKLED_FILE = "pytorch_model.bin"
 _FUSE, _FUSE_NORM, _FEATURE_NORM, _NORM = "fc", "input_norm", "fc_norm", "norm"
@@ -28,14 +26,10 @@ _TO_TARGET, _IN_DRAFT = "d2t", "t2d"
 _HIDDEN_NORM, _FEED_FORWARD_NORM = "hidden_norm", "post_attention_layernorm"
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_NAMED = 5
 # The authors' name of the only layer of an EAGLE-3 head.
 _MIDDLE = "midlayer."
 # They follow from the config.
 _DERIVED = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +87,13 @@ def load_weights(
 
 def _read(folder: Path) -> Tensors:
     """All tensors, the only layer by one name."""
-    tensors: dict[str, torch.Tensor] = {}
-    if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
-        for path in read_checkpoint(folder).files:
-            try:
-                tensors |= load_file(path)
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is corrupt: {error}") from error
-    elif (folder / PICKLED_FILE).exists():
-        tensors = _unpickle(folder / PICKLED_FILE)
-    else:
-        raise CheckpointError(f"{folder} has none of {SINGLE_FILE}, {INDEX_FILE} and {PICKLED_FILE}")
     named: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in read_head(folder, (SINGLE_FILE, INDEX_FILE, PICKLED_FILE)).items():
         common = f"layers.0.{name.removeprefix(_MIDDLE)}" if name.startswith(_MIDDLE) else name
         if common in named:
             raise CheckpointError(f"{folder}: weight {common!r} is there twice, once as {name!r}")
         named[common] = tensor
     return named
-
-
-def _unpickle(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        # Tensors alone: a pickle may hold any code.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} is corrupt, or holds more than tensors: {error}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
-        raise CheckpointError(f"{path} is no mapping of names to tensors")
-    return loaded
 
 
 def _expected(config: EagleConfig) -> Shapes:
@@ -186,12 +158,12 @@ def _check(tensors: Tensors, config: EagleConfig) -> None:
     expected, optional = _expected(config), _optional(config)
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise CheckpointError(f"{_named(missing)} missing")
+        raise CheckpointError(f"{naming(missing)} missing")
     known = optional | expected
     unknown = [name for name in tensors if name not in known and not _DERIVED.fullmatch(name)]
     if unknown:
         raise CheckpointError(
-            f"{_named(unknown)} unknown to an EAGLE-{config.generation} head of this config"
+            f"{naming(unknown)} unknown to an EAGLE-{config.generation} head of this config"
         )
     for name, shape in known.items():
         tensor = tensors.get(name)
@@ -202,16 +174,10 @@ def _check(tensors: Tensors, config: EagleConfig) -> None:
                 f"weight {name!r} has shape {list(tensor.shape)} where config.json wants {list(shape)}"
             )
         whole = name in (_TO_TARGET, _IN_DRAFT)
-        if not whole and tensor.dtype not in _FLOATS:
+        if not whole and tensor.dtype not in FLOATS:
             raise CheckpointError(f"weight {name!r} is stored as {tensor.dtype}, which is not supported")
         if whole and tensor.is_floating_point():
             raise CheckpointError(f"weight {name!r} is stored as {tensor.dtype}: it holds whole numbers")
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"weight{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 @dataclass(frozen=True, slots=True)

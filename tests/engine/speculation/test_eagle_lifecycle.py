@@ -116,25 +116,26 @@ def test_another_worker_drafts_on(target: DraftedLM, tmp_path: Path, shape: Draf
     # A held prefill has no block for the token that it draws.
     source.blocks = source.blocks[: -(-length // BLOCK)]
     here.prefill(source, 3)
-    feature = here.drafter.feature(source)
-    assert feature is not None
+    carried = here.drafter.carried(source)
     sequence = there.start(prompt(length))
     there.kv[sequence.blocks[: len(source.blocks)]] = here.kv[source.blocks]
     sequence.num_computed = length
     sequence.token_ids.append(source.token_ids[-1])
     sequence.rules.advance(source.token_ids[-1])
     sequence.context_done = True
-    there.drafter.adopt(sequence, feature.clone())
+    there.drafter.adopt(sequence, carried)
     for count in (4, 2, 0, 3):
         for drafting, own in ((here, source), (there, sequence)):
             drafting.step([own], [count])
         assert there.trees == here.trees
         assert sequence.token_ids == source.token_ids
     assert there.accepted == here.accepted[1:]
-    with pytest.raises(ValueError, match=r"a feature of \[192\] torch.bfloat16, where \[192\] torch.float32"):
-        there.drafter.adopt(sequence, feature.bfloat16())
-    with pytest.raises(ValueError, match=r"a feature of \[64\]"):
-        there.drafter.adopt(sequence, feature[:64])
+    with pytest.raises(ValueError, match="a feature of 384 bytes, where 768 are read"):
+        there.drafter.adopt(sequence, carried[:384])
+    # Of a worker without a head: drafting begins at the next token.
+    sequence.draft_states.clear()
+    there.drafter.adopt(sequence, b"")
+    assert there.drafter.propose([sequence], [3]) == [None]
 
 
 def test_kv_of_a_worker_without_a_head(target: DraftedLM, tmp_path: Path) -> None:

@@ -90,5 +90,5 @@ def test_a_pool_without_room_for_the_head_is_refused(model: DraftedLM, tmp_path:
 def test_other_methods_need_no_layers(model: DraftedLM) -> None:
     assert draft_layers(SpeculationConfig(), model.config) == 0
     assert draft_layers(SpeculationConfig(method="ngram"), model.config) == 0
-    with pytest.raises(ValueError, match=r"method is 'nope', but must be one of none, eagle, eagle3, ngram"):
+    with pytest.raises(ValueError, match=r"'nope', but must be one of none, draft_model, eagle, eagle3, "):
         draft_layers(SpeculationConfig(method="nope"), model.config)

@@ -8,8 +8,8 @@ import torch
 from engine.api import SamplingParams
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
-from engine.speculation.eagle.guesses import guess, likeliest
 from engine.speculation.eagle.head import EagleHead
+from engine.speculation.guesses import guess, likeliest
 from tests.support.markov import VOCAB, knowing_head, markov_model
 
 ROWS = 400

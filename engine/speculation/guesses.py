@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor
 from engine.sampling.keys import Purpose, draw_key
 from engine.sampling.rules import TokenRules
-from engine.speculation.eagle.head import EagleHead
 
 _CANDIDATES = 64
 """Likeliest tokens that a draw is guessed among: others win too seldom to be looked at."""
+
+
+class DraftHead(Protocol):
+    """Makes logits, perhaps of a vocabulary of its own."""
+
+    def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
+        """The model's tokens of what was drafted, shape as given."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class Guesses:
     log_probs: torch.Tensor
 
 
-def likeliest(head: EagleHead, logits: torch.Tensor) -> torch.Tensor:
+def likeliest(head: DraftHead, logits: torch.Tensor) -> torch.Tensor:
     """The likeliest token of each row of logits [R, draft vocabulary]: [R]."""
     return head.to_target(logits.argmax(dim=-1))
 
@@ -45,7 +53,7 @@ def is_keyed(rules: TokenRules, coupled: bool) -> bool:
 
 
 def guess(
-    head: EagleHead,
+    head: DraftHead,
     logits: torch.Tensor,
     rules: Sequence[TokenRules],
     ahead: Sequence[int],
@@ -76,7 +84,7 @@ def guess(
 
 
 def _drawn(
-    head: EagleHead, logits: torch.Tensor, rules: Sequence[TokenRules], ahead: Sequence[int], count: int
+    head: DraftHead, logits: torch.Tensor, rules: Sequence[TokenRules], ahead: Sequence[int], count: int
 ) -> Guesses:
     """The same for rows that are drawn.
 

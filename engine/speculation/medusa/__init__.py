@@ -1,0 +1,1 @@
+"""Medusa heads: each guesses one token further ahead from the same feature."""

@@ -1,0 +1,1 @@
+"""Drafts with a small model of the same vocabulary."""
