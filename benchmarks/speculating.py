@@ -16,6 +16,7 @@ from engine.models.base import DraftedLM
 from engine.models.loader import load_model, torch_dtype
 from engine.speculation.assembly import make_speculator
 from engine.speculation.base import Target
+from engine.speculation.choice import Drafters
 from engine.speculation.config import NO_SPECULATION, SpeculationConfig
 from engine.speculation.planner import FixedPlanner
 from engine.speculation.registry import create_drafter, draft_layers
@@ -178,7 +179,8 @@ class Bench:
         else:
             target = Target(model, pool, config, config.max_model_len)
             drafter = create_drafter(variant.speculation, target)
-            speculator = None if drafter is None else Speculator(drafter, FixedPlanner(variant.drafts))
+            drafters = Drafters(drafter, variant.speculation.method)
+            speculator = None if drafter is None else Speculator(drafters, FixedPlanner(variant.drafts))
         hasher = ChainHasher("benchmark", size)
         return LLMEngine(model, pool, config, hasher, speculator=speculator)
 

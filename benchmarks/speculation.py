@@ -31,7 +31,7 @@ from benchmarks.engine_bars import Verdict, bars_table
 from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.speculating import NONE, Bench, Stretch, Variant
 from cluster.environment import read_environment
-from cluster.model_store.heads import packaged_head
+from cluster.model_store.heads import known
 from cluster.model_store.progress import silent
 from cluster.model_store.store import resolve
 from engine.api import EngineRequest, SamplingParams
@@ -259,9 +259,7 @@ def load_verdicts(found: Found) -> list[Verdict]:
 def main(
     prompts: Annotated[Path, typer.Option(help="Folder of question files (.jsonl).")],
     model: Annotated[str, typer.Option(help="Model name, folder or hub id.")] = "demo",
-    head: Annotated[
-        Path | None, typer.Option(help="EAGLE-3 head's folder; else the model's own.")
-    ] = None,
+    head: Annotated[Path | None, typer.Option(help="EAGLE-3 head's folder; else the model's own.")] = None,
     parts: Annotated[str, typer.Option(help="Of methods and load.")] = "methods,load",
     load_method: Annotated[str, typer.Option(help="Drafts under load: head or ngram.")] = "head",
     quantization: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = PLAIN,
@@ -282,7 +280,9 @@ def main(
     console, bars = Console(width=WIDTH), Bars()
     home = read_environment().home
     entry = resolve(model, home, silent)
-    own = SpeculationConfig(method="eagle3", model=head) if head is not None else packaged_head(entry)
+    theirs = known(entry)
+    folder = theirs.head if head is None and theirs is not None else head
+    own = None if folder is None else SpeculationConfig(method="eagle3", model=folder)
     bench = Bench(
         entry.path,
         quantization=quantization,

@@ -39,4 +39,10 @@ def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationCon
             folder = own.head
         planned = SpeculationConfig(method=spec.method, model=folder)
     given = {name: value for name in _OPEN if (value := getattr(spec, name)) is not None}
-    return replace(planned, verification=spec.verification, adaptive=spec.adaptive, **given)
+    return replace(
+        planned,
+        verification=spec.verification,
+        adaptive=spec.adaptive,
+        per_request=spec.per_request,
+        **given,
+    )

@@ -51,11 +51,14 @@ class SpeculationSpec(Section):
     )
     verification: Literal["coupled", "standard"] = Field(
         default="coupled",
-        description="coupled: a seed gives the same answer with any drafts and none. standard: rejection "
-        "sampling.",
+        description="Of requests that bring no seed. coupled: the same noise gives the same answer with any "
+        "drafts and none, as it always does for those with a seed. standard: rejection sampling.",
     )
     adaptive: bool = Field(
         default=True, description="Each step drafts as much as pays, down to nothing; false: always all."
+    )
+    per_request: bool = Field(
+        default=True, description="Requests may choose another method that needs no model, or none."
     )
 
     @field_validator("method")

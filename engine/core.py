@@ -34,6 +34,7 @@ from engine.schedule import Schedule
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
+from engine.speculation.choice import NO_DRAFTERS
 from engine.speculation.speculator import Speculator
 from engine.speculation.verification.base import Bounds, Verified
 from engine.speculation.verification.registry import create_verifier
@@ -100,6 +101,7 @@ class LLMEngine:
             windows=[window if window < self.max_model_len else 0 for window in windows],
         )
         self._speculator = speculator
+        self._drafters = NO_DRAFTERS if speculator is None else speculator.drafters
         self._clock = clock
         self._cost = StepCost()
         self._swap = SwapSpace(
@@ -113,7 +115,7 @@ class LLMEngine:
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             wanted_drafts=None if speculator is None else speculator.wanted,
-            reruns_last=speculator is not None and speculator.keeps_kv,
+            reruns_last=self._drafters.keeps_kv,
         )
         bounds = Bounds(model.config.eos_token_ids, self.max_model_len)
         self._runner = ModelRunner(
@@ -121,7 +123,7 @@ class LLMEngine:
             kv,
             self._blocks.tables,
             create_verifier(config.speculation.verification, Sampler(grammars), bounds),
-            None if speculator is None else speculator.points,
+            self._drafters.points,
         )
         self._grammars = grammars
         self._check_each_step = config.check_invariants
@@ -185,11 +187,11 @@ class LLMEngine:
             raise ValueError("log probabilities of the first token come exactly where they are asked for")
         computed, sequence.num_computed = sequence.num_computed, sequence.num_tokens
         try:
-            if self._speculator is not None:
-                self._speculator.drafter.adopt(sequence, carried)
+            self._drafters.adopt(sequence, carried)
             sequence.rules.advance(first_token_id)
         except ValueError:
-            sequence.num_computed, sequence.draft_state = computed, None
+            sequence.num_computed = computed
+            sequence.draft_states.clear()
             raise
         self._blocks.seal(sequence)
         sequence.token_ids.append(first_token_id)
@@ -286,7 +288,7 @@ class LLMEngine:
             drawn = drawn_by_index.get(index)
             if drawn is not None:
                 self._took(sequence, drawn)
-            if self._speculator is not None and sequence.blocks:
+            if schedule.lookahead and sequence.blocks:
                 self._blocks.trim(sequence)
 
     def stats(self) -> EngineStats:
@@ -334,6 +336,7 @@ class LLMEngine:
         )
         sequence = EngineSequence(request, next(self._arrivals), hold, self._clock())
         sequence.rules = rules
+        self._drafters.assign(sequence)
         self._sequences[request.request_id] = sequence
         return sequence
 
@@ -364,8 +367,7 @@ class LLMEngine:
         self._recorder.generated_tokens += len(drawn.token_ids)
         if not sequence.context_done:
             sequence.context_done = True
-            speculator = self._speculator if sequence.hold else None
-            self._recorder.prefill_done(sequence, speculator.drafter.carried(sequence) if speculator else b"")
+            self._recorder.prefill_done(sequence, self._drafters.carried(sequence) if sequence.hold else b"")
         if sequence.hold:
             self._scheduler.remove(sequence, SequenceStatus.HELD)
         self._emit(sequence, drawn.token_ids, drawn.logprobs or (), drawn.finish_reason)

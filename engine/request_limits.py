@@ -8,6 +8,7 @@ from engine.api import EngineRequest, RequestTooLargeError
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.sampling import limits
+from engine.speculation.tree import MAX_NODES
 
 
 def max_model_len(model: ModelConfig, config: EngineConfig, num_blocks: int) -> int:
@@ -44,6 +45,11 @@ class RequestLimits:
         self.check_tokens(request.prompt_token_ids)
         self.check_tokens(request.resumed_token_ids)
         limits.check(request.sampling, self._vocab_size)
+        asked = None if request.speculation is None else request.speculation.num_speculative_tokens
+        if asked is not None and not 0 < asked < MAX_NODES:
+            raise ValueError(
+                f"speculation.num_speculative_tokens is {asked}, but must be from 1 to {MAX_NODES - 1}"
+            )
         if len(request.resumed_token_ids) >= request.sampling.max_tokens:
             raise ValueError(
                 f"nothing is left to generate: {len(request.resumed_token_ids)} tokens of at most "

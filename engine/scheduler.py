@@ -46,7 +46,8 @@ class Scheduler:
         max_running: most sequences in a step, and most admitted from the queue at a time. Adopted
             sequences may exceed it, for their blocks are held already; they take turns by rank.
         prefill_chunk: most tokens of one prefill in a step.
-        wanted_drafts: says how many drafts each decode is to have; None where none speculates.
+        wanted_drafts: says how many drafts each decode is to have, empty for none at all; None where none
+            speculates.
         reruns_last: whether a context whose first tokens have their KV begins with the last of these, for the
             feature that a drafter reads of it.
 
@@ -67,7 +68,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_running: int,
         prefill_chunk: int,
-        wanted_drafts: Callable[[Iterable[Sequence]], Iterable[int]] | None = None,
+        wanted_drafts: Callable[[list[Sequence]], Iterable[int]] | None = None,
         reruns_last: bool = False,
     ) -> None:
         for name, value in (
@@ -151,7 +152,9 @@ class Scheduler:
         batch = Schedule()
         self._add_decodes(batch, now_s)
         if self._wanted_drafts is not None and batch.sequences:
-            batch.lookahead = self._allot(batch, self._wanted_drafts(batch.sequences))
+            wanted = self._wanted_drafts(batch.sequences)
+            if wanted:
+                batch.lookahead = self._allot(batch, wanted)
         self._add_contexts(batch, now_s)
         return batch
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from engine.api import EngineRequest, TokenLogprobs
 from engine.kv.swap import SwappedKv
 from engine.sampling.rules import TokenRules
-from engine.speculation.tree import DraftTree
+from engine.speculation.tree import MAX_NODES, DraftTree
 
-# Verification needs torch, which what schedules sequences does not load.
+# These need torch, which what schedules sequences does not load.
 if TYPE_CHECKING:
+    from engine.speculation.base import Drafter
     from engine.speculation.verification.base import Verified
 
 
@@ -61,7 +62,9 @@ class Sequence:
         decoding_since_s: when it was first scheduled to decode; infinite before.
         swapped: KV that it had when it was preempted, in host memory. Only while it waits.
         drafts: what may follow its last token, to be verified in the next step; None for nothing.
-        draft_state: what the drafter keeps for it while it holds its blocks; None at first.
+        drafter: guesses for it; None for nothing.
+        max_drafts: most drafts that it may have in one step.
+        draft_states: what each drafter keeps for it while it holds its blocks.
     """
 
     __slots__ = (
@@ -73,9 +76,11 @@ class Sequence:
         "cached_tokens",
         "context_done",
         "decoding_since_s",
-        "draft_state",
+        "draft_states",
+        "drafter",
         "drafts",
         "hold",
+        "max_drafts",
         "num_announced",
         "num_computed",
         "num_dropped",
@@ -124,7 +129,9 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.swapped: SwappedKv | None = None
         self.drafts: DraftTree | None = None
-        self.draft_state: object | None = None
+        self.drafter: Drafter | None = None
+        self.max_drafts = MAX_NODES - 1
+        self.draft_states: dict[object, object] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -170,4 +177,4 @@ class Sequence:
         self.num_sealed = 0
         self.recompute_last = False
         self.drafts = None
-        self.draft_state = None
+        self.draft_states.clear()

@@ -72,6 +72,16 @@ class ClusterDispatcher:
         return prefills and any(link.can_decode for link in live)
 
     @property
+    def draft_methods(self) -> tuple[str, ...]:
+        """See `router.generation.Dispatcher`: those that all workers serve, for any may get the request."""
+        served = [
+            link.info.draft_methods for link in self._table.links if link.can_decode and not link.refusal
+        ]
+        if not served:
+            return ()
+        return tuple(method for method in served[0] if all(method in others for others in served))
+
+    @property
     def queued(self) -> int:
         """Client requests in the admission queue."""
         return self._queue.queued

@@ -57,13 +57,13 @@ def param_name(location: Sequence[str | int]) -> str:
     return name
 
 
-def from_validation(error: ValidationError) -> InvalidRequestError:
-    """The first thing that pydantic found, with its place."""
+def from_validation(error: ValidationError, within: Sequence[str] = ()) -> InvalidRequestError:
+    """The first thing that pydantic found, with its place, which is `within` others."""
     first = error.errors(include_url=False, include_context=False)[0]
     if not first["loc"]:
         # Parameters that do not go together: the bodies' own errors have the name of one as their type.
         return InvalidRequestError(f"{first['msg']}.", first["type"], "invalid_value")
-    param = param_name(first["loc"])
+    param = param_name((*within, *first["loc"]))
     match first["type"]:
         case "extra_forbidden":
             return InvalidRequestError(f"Unknown parameter: {param!r}.", param, "unknown_parameter")

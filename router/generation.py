@@ -60,6 +60,7 @@ class ResolvedSampling:
         logprobs: likeliest tokens to report beside each drawn one, 0 to 20; None reports nothing.
         prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the answer must match.
+        own_seed: the client chose the seed.
     """
 
     temperature: float
@@ -82,6 +83,20 @@ class ResolvedSampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    own_seed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How tokens are guessed ahead for one request: the same fields as `kvrelay.v1.Speculation`.
+
+    Attributes:
+        method: a draft method; empty for the deployment's own.
+        num_speculative_tokens: most drafts one behind the other, 1 to 63; None for the deployment's bound.
+    """
+
+    method: str
+    num_speculative_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +111,7 @@ class GenerationRequest:
         deadline: seconds since 1970 (`time.time()`); None for none.
         trace: adds spans to the timeline.
         priority: lower runs first, and is preempted last; equals by arrival.
+        speculation: how tokens are guessed ahead; None for the deployment's way.
     """
 
     request_id: str
@@ -105,6 +121,7 @@ class GenerationRequest:
     deadline: float | None = None
     trace: bool = False
     priority: int = 0
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +267,9 @@ class Dispatcher(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request could be served now: the workers that it takes are alive."""
+        ...
+
+    @property
+    def draft_methods(self) -> tuple[str, ...]:
+        """What requests may name as their draft method; empty while no worker is known that decodes."""
         ...

@@ -16,6 +16,7 @@ from router.model_reading import AskedOfAnswers
 from router.prompts import Prompt, PromptReader, ServedModel, check_token_ids
 from router.resolve import SamplingResolver, tried_of
 from router.sampling_options import SamplingOptions
+from router.speculation_options import SpeculationOptions
 from router.text.tokenizer import INLINE_CHARACTERS
 
 # Generations that one client request may start: prompts times choices.
@@ -41,6 +42,7 @@ class ClientRequest:
         priority: lower runs first; a sint32.
         truncate_prompt_tokens: keep so many tokens of each prompt, the last ones; -1 for as many as fit.
         answers: what is asked of the answers beside how their tokens are chosen.
+        speculation: how tokens are guessed ahead; None for the deployment's way.
     """
 
     model: str
@@ -54,6 +56,7 @@ class ClientRequest:
     priority: int = 0
     truncate_prompt_tokens: int | None = None
     answers: AskedOfAnswers = field(default_factory=AskedOfAnswers)
+    speculation: SpeculationOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class Preparer:
         # Workers know a generation by its id alone, and clients may repeat theirs.
         unique = f"{request.request_id}:{secrets.token_hex(8)}"
         generations: list[GenerationRequest] = []
+        speculation = None if request.speculation is None else request.speculation.resolved()
         for token_ids in prompts:
             sampling = resolver.resolve(len(token_ids), bad_words)
             generations.extend(
@@ -155,6 +159,7 @@ class Preparer:
                     deadline=request.deadline,
                     trace=request.trace,
                     priority=request.priority,
+                    speculation=speculation,
                 )
                 for choice in range(num_tried)
             )

@@ -117,6 +117,7 @@ class SamplingResolver:
             allowed_token_ids=tuple(asked.allowed_token_ids or ()),
             logprobs=self._logprobs(),
             prompt_logprobs=prompt_logprobs_of(asked),
+            own_seed=asked.seed is not None,
         )
 
     def _logprobs(self) -> int | None:

@@ -23,6 +23,7 @@ from router.generation import (
 )
 from router.prepare import ClientRequest, PreparedRequest, Preparer
 from router.prompts import ServedModel
+from router.speculation_options import check_method
 
 # Events of all choices that wait for a slow client before the choices' own queues take over.
 _MERGE_QUEUE = 64
@@ -75,6 +76,7 @@ class Serving:
             raise GenerationError(
                 ErrorKind.UNAVAILABLE, "This router is shutting down; try another.", DRAINING_RETRY_S
             )
+        check_method(request.speculation, self._dispatcher.draft_methods)
         left_s = None if request.deadline is None else request.deadline - time.time()
         with self._activity():
             try:

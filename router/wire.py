@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvrelay.v1 import common_pb2, worker_pb2
-from router.generation import GenerationRequest, GrammarSpec, ResolvedSampling, TokenLogprobs
+from router.generation import GenerationRequest, GrammarSpec, ResolvedSampling, Speculation, TokenLogprobs
 
 
 def sampling_message(sampling: ResolvedSampling) -> common_pb2.SamplingParams:
@@ -32,6 +32,7 @@ def sampling_message(sampling: ResolvedSampling) -> common_pb2.SamplingParams:
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         grammar=_grammar_message(sampling.grammar),
+        own_seed=sampling.own_seed,
     )
 
 
@@ -69,4 +70,11 @@ def work_request(
         deadline_unix_ms=0 if request.deadline is None else max(1, round(request.deadline * 1000)),
         trace=request.trace,
         priority=request.priority,
+        speculation=_speculation_message(request.speculation),
     )
+
+
+def _speculation_message(asked: Speculation | None) -> worker_pb2.Speculation | None:
+    if asked is None:
+        return None
+    return worker_pb2.Speculation(method=asked.method, num_speculative_tokens=asked.num_speculative_tokens)

@@ -18,6 +18,7 @@ from engine.models.config import ModelConfig
 from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
 from engine.speculation.assembly import make_speculator
+from engine.speculation.choice import NO_DRAFTERS
 from engine.speculation.registry import draft_layers
 from engine.speculation.revision import draft_revision
 from kv_transfer import registry
@@ -42,6 +43,7 @@ class Assembly:
         max_model_len: tokens of prompt and answer together.
         grammars: compiles for the engine; None where the model folder has no usable tokenizer.json.
         model_context_tokens: what the model itself can take.
+        draft_methods: what requests may name, the deployment's method first; empty where nothing is decoded.
     """
 
     engine: Engine
@@ -51,6 +53,7 @@ class Assembly:
     max_model_len: int
     grammars: GrammarCompiler | None
     model_context_tokens: int
+    draft_methods: tuple[str, ...]
 
     @property
     def max_context_tokens(self) -> int:
@@ -93,6 +96,7 @@ def assemble(config: WorkerConfig) -> Assembly:
     grammars = _grammars(config, model.config)
     speculates = config.decodes or extra_layers > 0
     speculator = make_speculator(model, pool, settings, grammars) if speculates else None
+    drafters = NO_DRAFTERS if speculator is None else speculator.drafters
     engine = LLMEngine(model, pool, settings, hasher, grammars, speculator=speculator)
     _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)
     draft = draft_revision(settings.speculation) if extra_layers else ""
@@ -110,6 +114,7 @@ def assemble(config: WorkerConfig) -> Assembly:
         max_model_len=engine.max_model_len,
         model_context_tokens=model.config.max_position_embeddings,
         grammars=grammars,
+        draft_methods=drafters.methods if config.decodes else (),
     )
 
 

@@ -7,7 +7,14 @@ import itertools
 import time
 from collections.abc import Callable
 
-from engine.api import EngineRequest, GrammarKind, GrammarSpec, SamplingParams, TokenLogprobs
+from engine.api import (
+    EngineRequest,
+    GrammarKind,
+    GrammarSpec,
+    SamplingParams,
+    TokenLogprobs,
+)
+from engine.speculation.config import RequestSpeculation
 from kvrelay.v1 import common_pb2, worker_pb2
 
 _serial = itertools.count()
@@ -36,6 +43,7 @@ def sampling_params(message: common_pb2.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         grammar=_grammar_spec(message.grammar),
+        own_seed=message.own_seed,
     )
 
 
@@ -76,7 +84,16 @@ def engine_request(message: worker_pb2.WorkRequest) -> EngineRequest:
         sampling=sampling_params(message.sampling),
         cache_salt=message.cache_salt,
         priority=message.priority,
+        speculation=_request_speculation(message),
     )
+
+
+def _request_speculation(message: worker_pb2.WorkRequest) -> RequestSpeculation | None:
+    if not message.HasField("speculation"):
+        return None
+    asked = message.speculation
+    has_depth = asked.HasField("num_speculative_tokens")
+    return RequestSpeculation(asked.method, asked.num_speculative_tokens if has_depth else None)
 
 
 def at_deadline(deadline_unix_ms: int, action: Callable[[], None]) -> asyncio.TimerHandle | None:

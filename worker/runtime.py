@@ -145,6 +145,7 @@ class WorkerRuntime:
             num_blocks=self.host.stats.blocks_total,
             max_model_len=self._assembly.max_model_len,
             model_context_tokens=self._assembly.model_context_tokens,
+            draft_methods=self._assembly.draft_methods,
             metrics_url=self.metrics.serve(config.host),
         )
         servicer = WorkerServicer(self.info, self.report, self.drain, config.heartbeat_s)

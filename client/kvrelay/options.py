@@ -84,6 +84,9 @@ class GenerateOptions(PromptOptions, total=False):
         grammar: the answer matches this Lark or GBNF grammar.
         strict: with json_schema: refuse schemas that OpenAI's strict mode refuses. Default false.
         priority: requests with a lower one run first; a signed 32-bit number. Default 0.
+        speculation: how tokens are guessed ahead, a mapping with `method` ("none", "ngram", "suffix", or the
+            server's own) and `num_speculative_tokens` (most guesses one behind the other, 1 to 63), either of
+            them or both. Default: as the server was deployed.
         timeout: seconds for the whole request, retries included. Default: the client's.
         request_id: name in logs and traces. Default: made by the router.
         cache_salt: prompts share cached KV only under an equal salt; up to 256 characters. Default empty.
@@ -125,13 +128,14 @@ class GenerateOptions(PromptOptions, total=False):
     grammar: str | None
     strict: bool | None
     priority: int | None
+    speculation: Mapping[str, Any] | None
     timeout: float | None
     request_id: str | None
     cache_salt: str | None
     trace: bool | None
 
 
-_OF_REQUEST = ("model", "request_id", "cache_salt", "trace", "priority", "include_reasoning")
+_OF_REQUEST = ("model", "request_id", "cache_salt", "trace", "priority", "include_reasoning", "speculation")
 _OF_SAMPLING = frozenset(field.name for field in inference_pb2.SamplingOptions.DESCRIPTOR.fields)
 _OF_PROMPT = frozenset(field.name for field in inference_pb2.PromptOptions.DESCRIPTOR.fields)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.config import EngineConfig
@@ -11,9 +13,10 @@ from engine.ops.cpu.build import DEFAULT_CACHE
 from engine.request_limits import max_model_len
 from engine.speculation.base import Drafter, Target
 from engine.speculation.calibration import calibrate
+from engine.speculation.choice import Drafters
 from engine.speculation.operating_point import AdaptivePlanner
 from engine.speculation.planner import DraftPlanner, FixedPlanner
-from engine.speculation.registry import create_drafter
+from engine.speculation.registry import create_drafter, methods_without_model
 from engine.speculation.speculator import Speculator
 
 
@@ -23,7 +26,7 @@ def make_speculator(
     settings: EngineConfig,
     grammars: GrammarCompiler | None = None,
 ) -> Speculator | None:
-    """The speculator of an engine; None where its settings ask for none.
+    """The speculator of an engine; None where neither its settings nor any request can ask for drafts.
 
     Args:
         model: the target.
@@ -35,18 +38,33 @@ def make_speculator(
         ValueError: a setting that cannot be honoured, by name.
         ModelError: the draft model or head is missing, broken, or not made for the target.
     """
-    num_pages = (kv.shape[0] - 1) // len(model.config.layer_groups)
-    longest = max_model_len(model.config, settings, num_pages)
+    longest = max_model_len(model.config, settings, kv.shape[0] - 1)
     target = Target(model, kv, settings, longest, grammars)
-    drafter = create_drafter(settings.speculation, target)
-    return None if drafter is None else Speculator(drafter, _planner(drafter, target))
+    drafters = make_drafters(target)
+    return Speculator(drafters, _planner(drafters.max_drafts, target)) if drafters.max_drafts else None
 
 
-def _planner(drafter: Drafter, target: Target) -> DraftPlanner:
+def make_drafters(target: Target) -> Drafters:
+    """The deployment's drafter, and those that requests may choose. Raises as `make_speculator`."""
+    config = target.settings.speculation
+    own = create_drafter(config, target)
+    others: dict[str, Drafter] = {}
+    for method in methods_without_model() if config.per_request else ():
+        # A tree's shape was chosen for the deployment's method.
+        chains = replace(config, method=method, model=None, eagle_topk=1)
+        drafter = create_drafter(chains, target) if method != config.method else None
+        if drafter is not None:
+            others[method] = drafter
+    return Drafters(
+        own, config.method, others, branching=config.eagle_topk > 1, may_decline=config.per_request
+    )
+
+
+def _planner(most: int, target: Target) -> DraftPlanner:
     settings = target.settings
     speculation = settings.speculation
     if not speculation.adaptive:
-        return FixedPlanner(drafter.max_drafts)
+        return FixedPlanner(most)
     described = f"{settings.ops} {settings.quantization} {settings.attention_backend} {settings.threads}"
     points = calibrate(
         target.model,
@@ -55,4 +73,4 @@ def _planner(drafter: Drafter, target: Target) -> DraftPlanner:
         settings.kernel_cache or DEFAULT_CACHE,
         most=settings.max_batched_tokens,
     )
-    return AdaptivePlanner(points, drafter.max_drafts, branching=speculation.eagle_topk > 1)
+    return AdaptivePlanner(points, most, branching=speculation.eagle_topk > 1)

@@ -78,7 +78,7 @@ class Drafter(Protocol):
     """Guesses what comes next. Never trusted: a wrong guess costs time alone.
 
     Not thread-safe; called from the engine's thread between passes. What it keeps for a sequence lies in
-    `sequence.draft_state`, which the engine empties whenever the sequence loses its blocks.
+    `sequence.draft_states[self]`, which the engine drops whenever the sequence loses its blocks.
 
     Attributes:
         points: features that it reads of the target's passes; None for none.

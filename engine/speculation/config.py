@@ -1,9 +1,12 @@
-"""How a deployment speculates. Names are those that users of other servers know."""
+"""How a deployment speculates, and what requests may choose, by names that users of other servers know."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+COUPLED = "coupled"
+"""The rule of verification by which a seed tells the tokens, whatever is drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class SpeculationConfig:
         verification: file name in `engine/speculation/verification/` for requests without a seed of their
             own; those with one use "coupled".
         adaptive: whether each step chooses how many drafts pay, up to the limits above.
+        per_request: whether requests may choose another method that needs no model, or none.
     """
 
     method: str = "none"
@@ -33,9 +37,28 @@ class SpeculationConfig:
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
     medusa_choices: tuple[tuple[int, ...], ...] = ()
-    verification: str = "coupled"
+    verification: str = COUPLED
     adaptive: bool = True
+    per_request: bool = True
 
 
 NO_SPECULATION = SpeculationConfig()
 """A token a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """What one request asks of speculation, of the engine that decodes it.
+
+    Attributes:
+        method: a draft method; empty for the deployment's own.
+        num_speculative_tokens: most drafts one behind the other, from 1 to 63; None for as many as the
+            deployment has, which are the most in any case.
+    """
+
+    method: str = ""
+    num_speculative_tokens: int | None = None
+
+
+AS_DEPLOYED = RequestSpeculation()
+"""What holds for requests that ask for nothing."""

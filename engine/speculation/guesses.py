@@ -47,6 +47,11 @@ def likeliest(head: DraftHead, logits: torch.Tensor) -> torch.Tensor:
     return head.to_target(logits.argmax(dim=-1))
 
 
+def is_keyed(rules: TokenRules, coupled: bool) -> bool:
+    """Whether the model draws with noise that can be known; `coupled` as in `guess`."""
+    return not rules.greedy and (coupled or rules.params.own_seed)
+
+
 def guess(
     head: DraftHead,
     logits: torch.Tensor,
@@ -63,10 +68,11 @@ def guess(
         rules: of each row's sequence.
         ahead: how many tokens lie between the sequence's last one and the one that is guessed.
         count: guesses for each row.
-        coupled: whether draws are keyed; where they are not, the likeliest tokens are the best guesses.
+        coupled: whether draws are keyed also of those without a seed of their own. Where they are not, the
+            likeliest tokens are the best guesses.
     """
     count = min(count, logits.shape[1])
-    drawn = [row for row, rule in enumerate(rules) if coupled and not rule.greedy]
+    drawn = [row for row, rule in enumerate(rules) if is_keyed(rule, coupled)]
     best, draft_ids = logits.topk(count, dim=-1)
     log_probs = best - logits.logsumexp(dim=-1, keepdim=True)
     token_ids = head.to_target(draft_ids)

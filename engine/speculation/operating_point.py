@@ -1,9 +1,9 @@
 """The operating point: how many drafts each request of a step gets, so that most tokens come in a second.
 
 Estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
-drafter takes (`draft_cost`), whether it has anything to propose (`availability`), how many drafts of a
-request will be right (`acceptance`). For each step the allocation that they say is fastest is taken
-(`allocation`), no drafts at all among the choices. Against noise:
+drafters take (`draft_cost`), and of each drafter (`outlook`) whether it has anything to propose
+(`availability`) and how many drafts of a request will be right (`acceptance`). For each step the allocation
+that they say is fastest is taken (`allocation`), no drafts at all among the choices. Against noise:
 
 - a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a
   batch that changes its size does not change its mind;
@@ -24,10 +24,10 @@ import numpy as np
 
 from engine.bands import band_of
 from engine.sequence import Sequence as EngineSequence
-from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance, Floats
+from engine.speculation.acceptance import ChainAcceptance, Floats
 from engine.speculation.allocation import Allocation, Allocator
-from engine.speculation.availability import Availability
 from engine.speculation.draft_cost import DraftCostModel
+from engine.speculation.outlook import Outlook
 from engine.speculation.pass_cost import PassCostModel
 from engine.speculation.planner import DraftOutcome, OffReason, PassCost
 from engine.speculation.probing import Budget, Timer
@@ -130,8 +130,7 @@ class AdaptivePlanner:
             raise ValueError(f"at least 1 draft must be allowed, not {most}")
         self._most = most
         self._caps = tree_sizes(most) if branching else tuple(range(1, most + 1))
-        self._acceptance: AcceptanceModel = TreeAcceptance(most) if branching else ChainAcceptance(most)
-        self._availability = Availability()
+        self._outlook = Outlook(lambda: TreeAcceptance(most) if branching else ChainAcceptance(most))
         self._pass_cost = PassCostModel(calibration)
         self._draft_cost = DraftCostModel()
         self._bands: dict[int, _Band] = {}
@@ -153,23 +152,23 @@ class AdaptivePlanner:
         most = max(limits, default=0)
         if most < 1:
             self._plan = _Plan()
-            self._off[OffReason.ENDING] += decodes
+            self._off[OffReason.ENDING] += sum(sequence.max_drafts > 0 for sequence in sequences)
             return [0] * decodes
         requests = [sequence.arrival for sequence in sequences]
-        if (again := self._again(requests, limits)) is not None:
+        if (again := self._again(sequences, limits)) is not None:
             return again
         own = [self._request(request) for request in requests]
         band = self._bands.setdefault(band_of(decodes), _Band())
-        chances = self._availability.chances(requests)
+        chances = self._outlook.chances(sequences)
         draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
 
-        gains = self._acceptance.gains(requests, most)
+        gains = self._outlook.gains(sequences, most)
         pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1))
         likely = Allocator(gains * band.kept, chances, limits, pass_s, draft_s)
 
         def hoped() -> Allocator:
             """What may well be, if more is right and passes are faster than was seen."""
-            gains = self._acceptance.gains(requests, most, sigmas=_HOPED_SIGMAS) * _HOPED_GAIN * band.kept
+            gains = self._outlook.gains(sequences, most, sigmas=_HOPED_SIGMAS) * _HOPED_GAIN * band.kept
             pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=_HOPED_SIGMAS)
             return Allocator(gains, chances, limits, pass_s, draft_s)
 
@@ -187,7 +186,7 @@ class AdaptivePlanner:
             frozenset(requests[index] for index in retried),
             dict(zip(requests, gains, strict=True)),
         )
-        self._count_off(mode, counts, limits)
+        self._count_off(mode, sequences, counts, limits)
         return counts
 
     def kept(
@@ -195,9 +194,9 @@ class AdaptivePlanner:
     ) -> Sequence[int]:
         """As `DraftPlanner.kept`."""
         requests = [sequence.arrival for sequence in sequences]
-        for request, room, count in zip(requests, asked, drafted, strict=True):
+        for sequence, room, count in zip(sequences, asked, drafted, strict=True):
             if room:
-                self._availability.observe(request, count > 0)
+                self._outlook.found(sequence, count > 0)
         most = max(drafted, default=0)
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
         if not most or self._plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
@@ -222,8 +221,7 @@ class AdaptivePlanner:
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """As `DraftPlanner.observe`."""
         self._steps += 1
-        self._acceptance.step()
-        self._availability.step()
+        self._outlook.step()
         asked = max((outcome.asked for outcome in outcomes), default=0)
         # Prompts beside decodes cost what says nothing of either.
         if cost.decodes and not cost.prompt_tokens:
@@ -235,25 +233,25 @@ class AdaptivePlanner:
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
 
-    def _again(self, requests: Sequence[int], limits: Sequence[int]) -> Sequence[int] | None:
+    def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
         """The last choice, where the batch is the same: estimates change slowly, and choosing takes time."""
         plan = self._plan
         if plan.allocation is None or plan.mode is not _Mode.CHOSEN or self._steps < _SETTLED:
             return None
-        if plan.age >= _CHOOSE_EVERY - 1 or list(plan.promised) != requests:
+        if plan.age >= _CHOOSE_EVERY - 1 or list(plan.promised) != [s.arrival for s in sequences]:
             return None
         counts = plan.allocation.counts
         if any(count > limit for count, limit in zip(counts, limits, strict=True)):
             return None
         self._plan = replace(plan, retried=frozenset(), age=plan.age + 1)
         self._budget.step(plan.allocation.seconds)
-        self._count_off(plan.mode, counts, limits)
+        self._count_off(plan.mode, sequences, counts, limits)
         return counts
 
     def _limit(self, sequence: EngineSequence) -> int:
         """Drafts that could all be of use: one more token follows them."""
         left = sequence.request.sampling.max_tokens - sequence.next_index
-        return max(0, min(self._most, left - 1))
+        return max(0, min(self._most, sequence.max_drafts, left - 1))
 
     def _request(self, request: int) -> _Request:
         own = self._requests.setdefault(request, _Request(self._steps))
@@ -318,13 +316,15 @@ class AdaptivePlanner:
                 retried.append(index)
         return retried
 
-    def _count_off(self, mode: _Mode, counts: Sequence[int], limits: Sequence[int]) -> None:
+    def _count_off(
+        self, mode: _Mode, sequences: Sequence[EngineSequence], counts: Sequence[int], limits: Sequence[int]
+    ) -> None:
         if mode is _Mode.PROBE_NONE:
             reason = OffReason.PROBE
         else:
             reason = OffReason.REQUEST if any(counts) else OffReason.BATCH
-        for count, limit in zip(counts, limits, strict=True):
-            if not count:
+        for sequence, count, limit in zip(sequences, counts, limits, strict=True):
+            if not count and sequence.max_drafts:
                 self._off[reason if limit else OffReason.ENDING] += 1
 
     def _learn(self, band: _Band, drafted: Sequence[DraftOutcome]) -> None:
@@ -339,7 +339,7 @@ class AdaptivePlanner:
             band.hits = band.hits * _PROMISE_DECAY + hits
         for outcome in drafted:
             request = outcome.sequence.arrival
-            self._acceptance.observe(request, outcome.drafted, outcome.accepted)
+            self._outlook.verified(outcome.sequence, outcome.drafted, outcome.accepted)
             if request in self._plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()
@@ -350,5 +350,4 @@ class AdaptivePlanner:
     def _forget(self) -> None:
         for request in [r for r, own in self._requests.items() if own.seen_at < self._steps - _FORGET_AFTER]:
             del self._requests[request]
-            self._acceptance.forget(request)
-            self._availability.forget(request)
+            self._outlook.forget(request)

@@ -70,7 +70,7 @@ class DraftPlanner(Protocol):
         ...
 
     def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
-        """Drafts for each of the step's decodes, 0 included."""
+        """Drafts for each of the step's decodes, 0 included, at most the sequence's `max_drafts`."""
         ...
 
     def kept(
@@ -94,7 +94,7 @@ class FixedPlanner:
     """The same number of drafts always: what adaptive planning is measured against.
 
     Args:
-        count: drafts of every sequence.
+        count: drafts of every sequence that may have so many.
     """
 
     def __init__(self, count: int) -> None:
@@ -107,7 +107,7 @@ class FixedPlanner:
 
     def wanted(self, sequences: Sequence[EngineSequence]) -> Sequence[int]:
         """As `DraftPlanner.wanted`."""
-        return [self._count] * len(sequences)
+        return [min(self._count, sequence.max_drafts) for sequence in sequences]
 
     def kept(
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]

@@ -1,7 +1,7 @@
 """Finds draft methods: any module in drafters/ that defines `create(config, target) -> Drafter`.
 
 One that keeps KV in the model's blocks also defines `layers(config, model) -> int`, for the pool is there
-before the drafter is.
+before the drafter is. One that has no draft model or head says `NEEDS_MODEL = False`: requests may choose it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ def methods() -> dict[str, ModuleType]:
         for module in pkgutil.iter_modules(drafters.__path__)
     }
     return {name: module for name, module in sorted(modules.items()) if hasattr(module, "create")}
+
+
+@cache
+def methods_without_model() -> tuple[str, ...]:
+    """Methods that need nothing but text."""
+    return tuple(name for name, module in methods().items() if not getattr(module, "NEEDS_MODEL", True))
 
 
 def draft_layers(config: SpeculationConfig, model: ModelConfig) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from engine.models.features import FeaturePoints
 from engine.runner import RunResult
 from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
-from engine.speculation.base import Drafter, Extent, TargetPass
+from engine.speculation.base import Extent, TargetPass
+from engine.speculation.choice import Drafters
 from engine.speculation.planner import DraftOutcome, DraftPlanner, PassCost
 from engine.speculation.stats import SpeculationStats
 from engine.speculation.tally import SpeculationTally
@@ -17,18 +17,21 @@ from engine.speculation.tree import DraftTree
 
 
 class Speculator:
-    """Ties a drafter and a plan to the steps of an engine: `wanted`, `propose`, the pass, `extend`.
+    """Ties drafters and a plan to the steps of an engine: `wanted`, `propose`, the pass, `extend`.
 
     Args:
-        drafter: guesses.
+        drafters: make the guesses.
         planner: says how many guesses pay.
         clock: monotonic seconds, by which drafting is measured.
+
+    Attributes:
+        drafters: as given.
     """
 
     def __init__(
-        self, drafter: Drafter, planner: DraftPlanner, clock: Callable[[], float] = time.monotonic
+        self, drafters: Drafters, planner: DraftPlanner, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.drafter = drafter
+        self.drafters = drafters
         self._planner = planner
         self._clock = clock
         self._tally = SpeculationTally()
@@ -36,32 +39,30 @@ class Speculator:
         self._trees: list[DraftTree | None] = []
         self._draft_s = 0.0
 
-    @property
-    def points(self) -> FeaturePoints | None:
-        """Features that are to be taken of every pass."""
-        return self.drafter.points
+    def stats(self) -> SpeculationStats | None:
+        """Totals so far; None where nobody has asked for drafts, and the deployment has none of its own."""
+        return self._tally.stats(self._planner) if self.drafters.in_use else None
 
-    @property
-    def keeps_kv(self) -> bool:
-        """Whether the drafter's KV lies in the blocks: then the feature before each new token is needed."""
-        return self.drafter.num_layers > 0
-
-    def stats(self) -> SpeculationStats:
-        """Totals so far."""
-        return self._tally.stats(self._planner)
-
-    def wanted(self, sequences: Iterable[EngineSequence]) -> Sequence[int]:
-        """Drafts that each of the step's decodes is to have."""
-        return self._planner.wanted(list(sequences))
+    def wanted(self, sequences: list[EngineSequence]) -> Sequence[int]:
+        """Drafts that each of the step's decodes is to have; empty where nobody is to have any."""
+        drafters = self.drafters
+        if drafters.own is None:
+            asked = drafters.in_use and any(sequence.drafter is not None for sequence in sequences)
+            if not asked:
+                return ()
+        return self._planner.wanted(sequences)
 
     def propose(self, schedule: Schedule) -> None:
         """Gives the decodes their drafts, as far as there is room for them."""
+        if not schedule.lookahead:
+            self._trees, self._draft_s = [None] * schedule.num_decodes, 0.0
+            return
         begin_s = self._clock()
         decodes = schedule.sequences[: schedule.num_decodes]
         self._trees = [None] * len(decodes)
         places = [place for place, count in enumerate(schedule.lookahead) if count]
         if places:
-            found = self.drafter.propose(
+            found = self.drafters.propose(
                 [decodes[place] for place in places], [schedule.lookahead[place] for place in places]
             )
             for place, tree in zip(places, found, strict=True):
@@ -92,10 +93,15 @@ class Speculator:
             target_s: what the pass took, verification included.
 
         Returns:
-            What became of the drafts of each decode that did not fail, of those without any too.
+            What became of the drafts of each decode that has a drafter and did not fail, of those without any
+            drafts too.
         """
+        if not self.drafters.in_use:
+            return ()
         begin_s = self._clock()
-        self.drafter.extend(_pass_of(schedule, result, went_on))
+        self.drafters.extend(_pass_of(schedule, result, went_on))
+        if self.drafters.own is None and not schedule.lookahead:
+            return ()
         draft_s = self._draft_s + self._clock() - begin_s
         outcomes = [
             DraftOutcome(
@@ -117,8 +123,9 @@ class Speculator:
             draft_s=draft_s,
         )
         self._planner.observe(cost, outcomes)
-        self._tally.observe(cost, outcomes)
-        return outcomes
+        told = [outcome for outcome in outcomes if outcome.sequence.drafter is not None]
+        self._tally.observe(cost, told)
+        return told
 
 
 def _size(tree: DraftTree | None) -> int:

@@ -87,6 +87,18 @@ class DraftTree:
             bits.append(bits[parent] | 1 << (index + 1))
         return tuple(own - (1 << 64) if own >> 63 else own for own in bits)
 
+    def within(self, depth: int) -> DraftTree:
+        """The tree of the drafts that are at most `depth` behind the root, at least 1."""
+        kept = [index for index in range(len(self.token_ids)) if self.depths[index + 1] <= depth]
+        if len(kept) == len(self.token_ids):
+            return self
+        nodes = {0: 0} | {index + 1: node for node, index in enumerate(kept, start=1)}
+        return DraftTree(
+            tuple(self.token_ids[index] for index in kept),
+            tuple(nodes[self.parents[index]] for index in kept),
+            None if self.distributions is None else self.distributions[kept],
+        )
+
     def first(self, count: int) -> DraftTree | None:
         """The tree of the first `count` drafts; None for 0."""
         if count >= len(self.token_ids):

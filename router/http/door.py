@@ -110,6 +110,7 @@ class HttpDoor:
                 priority=body.priority or 0,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
                 answers=body.answers(),
+                speculation=body.speculation,
             )
         )
         writer = LogprobsWriter(

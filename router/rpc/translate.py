@@ -20,6 +20,7 @@ from router.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.resolve import prompt_logprobs_of
 from router.rpc.answers import asked_calls, asked_of_answers, call_delta, template_message
 from router.sampling_options import SamplingOptions
+from router.speculation_options import SpeculationOptions
 from router.text.token_bytes import TokenBytes
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -77,6 +78,13 @@ def sampling_of(sampling: inference_pb2.SamplingOptions) -> SamplingOptions:
     return _validated(SamplingOptions, values)
 
 
+def speculation_of(request: inference_pb2.GenerateRequest) -> SpeculationOptions | None:
+    """The options that are set; None where none are. Raises InvalidRequestError."""
+    if not request.HasField("speculation"):
+        return None
+    return _validated(SpeculationOptions, _set_fields(request.speculation), "speculation")
+
+
 def prompt_top_of(asked: SamplingOptions) -> int | None:
     """Likeliest tokens to report in each place of the prompt; None where nothing is: as asked, and for an
     echo as many as of the answer."""
@@ -114,11 +122,12 @@ def _json(value: struct_pb2.Value) -> object:
             return None
 
 
-def _validated(kind: type[Options], values: dict[str, object]) -> Options:
+def _validated(kind: type[Options], values: dict[str, object], *within: str) -> Options:
+    """Options of a message that clients know as the field `within`. Raises InvalidRequestError."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, within) from None
 
 
 def client_request(
@@ -147,6 +156,7 @@ def client_request(
         priority=request.priority,
         truncate_prompt_tokens=truncate,
         answers=asked_of_answers(request),
+        speculation=speculation_of(request),
     )
 
 

@@ -48,6 +48,7 @@ PROMPT: dict[str, Any] = {
 def test_every_option_arrives_also_where_it_is_zero() -> None:
     request: dict[str, Any] = {"model": "demo", "request_id": "r", "cache_salt": "s", "trace": True}
     request |= {"priority": -1, "include_reasoning": False}
+    request["speculation"] = {"method": "ngram", "num_speculative_tokens": 3}
     seeds: Any = {"seed": 2**64 - 1, "logit_bias": {7: -0.5}, "timeout": 1.0}
     options: Any = {**request, **SAMPLING, **PROMPT, **seeds}
     # Of these not all can be given at once: see test_chat_options.py.
@@ -97,6 +98,13 @@ def test_every_field_of_the_request_can_be_asked_for() -> None:
     parts = {"prompt", "chat", "token_ids", "sampling", "prompt_options", "structured_outputs"}
     expected = sampling | prompt | chat | outputs | (request - parts) | {"timeout"}
     assert get_type_hints(GenerateOptions).keys() == expected
+
+
+@pytest.mark.parametrize("wrong", ["ngram", {"methods": "ngram"}, {"num_speculative_tokens": -1}])
+def test_speculation_that_is_none(wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^speculation: "):
+        generate_request("p", None, None, {"speculation": wrong})
+    assert as_dict(generate_request("p", None, None, {"speculation": None})) == {"prompt": "p"}
 
 
 def test_one_stop_string_is_not_taken_apart() -> None:

@@ -102,6 +102,17 @@ def test_greedy_answers_do_not_depend_on_drafts(rule: str, draft: Draft, changes
     assert set(answers) == {expected}
 
 
+@pytest.mark.parametrize("draft", small_drafters.ALL, ids=lambda draft: draft.__name__)
+def test_a_seed_of_its_own_tells_the_tokens_whatever_is_drafted(rule: str, draft: Draft) -> None:
+    """Beside requests without one, which follow the rule as if they were alone."""
+    params = [replace(RANDOM, seed=seed, max_tokens=6, own_seed=seed % 2 == 0) for seed in range(200)]
+    told, _ = generate("coupled", TARGET, small_drafters.none, params)
+    alone, _ = generate(rule, TARGET, draft, [own for own in params if not own.own_seed])
+    answers, _ = generate(rule, TARGET, draft, params)
+    assert answers[::2] == told[::2]
+    assert answers[1::2] == alone
+
+
 def test_right_drafts_are_all_accepted(verify: Verify) -> None:
     path = greedy_answer(4)
     params = replace(GREEDY, ignore_eos=True)

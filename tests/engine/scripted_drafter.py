@@ -52,9 +52,9 @@ class ScriptedDrafter:
         """As `Drafter.extend`: positions come in order, each once, until the sequence loses its blocks."""
         for extent in found.extents:
             sequence = extent.sequence
-            if sequence.draft_state is not None:
+            if self in sequence.draft_states:
                 assert extent.first == self.told[sequence.request_id]
-            sequence.draft_state = True
+            sequence.draft_states[self] = True
             self.told[sequence.request_id] = extent.first + len(extent.rows)
             assert sequence.num_computed == self.told[sequence.request_id]
             assert len(set(extent.rows)) == len(extent.rows)

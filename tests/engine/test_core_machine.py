@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.api import EngineRequest, Reservation, StepOutput
 from engine.models.layer_groups import layer_groups
 from engine.sequence import Sequence
+from engine.speculation.choice import Drafters
 from engine.speculation.planner import FixedPlanner
 from engine.speculation.speculator import Speculator
 from tests.engine.digest_model import (
@@ -96,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=running,
             max_decode_slowdown=slowdown,
             swap_blocks=swap_blocks,
-            speculator=Speculator(drafter, FixedPlanner(drafts)) if drafts else None,
+            speculator=Speculator(Drafters(drafter, "scripted"), FixedPlanner(drafts)) if drafts else None,
         )
 
     @rule(prompt=PROMPTS, sampling=SAMPLING, resume=st.integers(0, 3), priority=PRIORITY)

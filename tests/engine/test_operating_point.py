@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from engine.api import EngineRequest, SamplingParams
 from engine.sequence import Sequence
+from engine.speculation.acceptance import ChainAcceptance
 from engine.speculation.operating_point import AdaptivePlanner
+from engine.speculation.outlook import Outlook
 from engine.speculation.planner import DraftOutcome, FixedPlanner, OffReason, PassCost
 from tests.engine.speculation_bench import ANSWER, Result, Text, World, bent, flat, linear, run, stepped
 
@@ -144,6 +146,44 @@ def test_no_more_drafts_than_tokens_that_are_left() -> None:
     assert planner.off[OffReason.ENDING] == 1
     assert planner.wanted(sequences[:1]) == [0]
     assert planner.wanted([]) == []
+
+
+def test_no_more_drafts_than_a_request_may_have() -> None:
+    planner = AdaptivePlanner([(1, 0.02), (64, 0.02)], 8)
+    sequences = [sequence_of(arrival, left=100) for arrival in range(3)]
+    sequences[0].max_drafts, sequences[1].max_drafts = 0, 3
+    assert planner.wanted(sequences) == [0, 3, 8]
+    assert planner.wanted(sequences[:1]) == [0]
+    assert not any(planner.off.values()), "who asked for none was not left out"
+    assert FixedPlanner(5).wanted(sequences) == [0, 3, 5]
+
+
+def test_what_one_drafter_has_shown_says_nothing_of_another() -> None:
+    """Requests side by side, half of them with drafts that are always wrong; then new ones of both kinds."""
+    outlook = Outlook(lambda: ChainAcceptance(4))
+    good, bad = object(), object()
+
+    def pair(number: int) -> list[Sequence]:
+        sequences = [sequence_of(2 * number, left=100), sequence_of(2 * number + 1, left=100)]
+        for sequence, drafter in zip(sequences, (good, bad), strict=True):
+            sequence.drafter = drafter  # type: ignore[assignment] # told apart alone
+        return sequences
+
+    for number in range(40):
+        right, wrong = pair(number)
+        outlook.found(right, True)
+        outlook.found(wrong, False)
+        outlook.verified(right, 4, 4)
+        outlook.verified(wrong, 4, 0)
+        outlook.step()
+    gains = outlook.gains([*pair(100), *pair(101)], 4)
+    assert (gains[::2] > 0.8).all()
+    assert (gains[1::2] < 0.1).all()
+    chances = outlook.chances([*pair(100), *pair(101)])
+    assert (chances[::2] > 0.9).all()
+    assert (chances[1::2] < 0.3).all()
+    alone = outlook.gains(pair(100)[1:], 4)
+    assert (alone == gains[1]).all()
 
 
 def test_drafts_that_were_found_are_cut_where_a_tile_ends() -> None:

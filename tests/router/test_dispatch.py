@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvrelay.v1 import common_pb2
+from kvrelay.v1 import common_pb2, worker_pb2
 from router.generation import (
     ErrorKind,
     GenerationError,
     GrammarSpec,
     ResolvedSampling,
+    Speculation,
     TokenDelta,
 )
 from tests.router.harness import BLOCK_SIZE, PROMPT, Collected, Harness, ScriptedIndex, eventually
@@ -51,12 +52,13 @@ async def test_parameters_reach_both_workers() -> None:
         "min_tokens": 1, "stop_token_ids": (5, 6), "ignore_eos": True, "min_p": 0.125, "typical_p": 0.75,
         "presence_penalty": -1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.25,
         "logit_bias": ((3, -2.0), (8, 1.5)), "bad_words": ((1,), (2, 3)), "allowed_token_ids": (4, 9),
-        "logprobs": 0, "prompt_logprobs": 4, "grammar": GrammarSpec("regex", "a+"),
+        "logprobs": 0, "prompt_logprobs": 4, "grammar": GrammarSpec("regex", "a+"), "own_seed": True,
     }  # fmt: skip
     assert set(asked) == {field.name for field in dataclasses.fields(ResolvedSampling)}
     async with Harness([FakePrefillWorker("prefill-0")], [FakeDecodeWorker("decode-0")]) as router:
         deadline = time.time() + 100
         request = router.request(deadline=deadline, trace=True, cache_salt="tenant", priority=-4, **asked)
+        request = dataclasses.replace(request, speculation=Speculation("ngram", 3))
         await router.run(request)
         started, submitted = router.prefills[0].started[0], router.decodes[0].submitted[0].request
         assert started == submitted
@@ -64,23 +66,36 @@ async def test_parameters_reach_both_workers() -> None:
         assert tuple(submitted.prompt_token_ids) == PROMPT
         assert submitted.deadline_unix_ms == round(deadline * 1000)
         assert (submitted.trace, submitted.cache_salt, submitted.priority) == (True, "tenant", -4)
+        assert submitted.speculation == worker_pb2.Speculation(method="ngram", num_speculative_tokens=3)
         assert submitted.sampling == common_pb2.SamplingParams(
             temperature=0.5, top_p=0.25, top_k=7, seed=2**64 - 1, choice=3, max_tokens=2, min_tokens=1,
             stop_token_ids=[5, 6], ignore_eos=True, min_p=0.125, typical_p=0.75, presence_penalty=-1.5,
             frequency_penalty=0.5, repetition_penalty=1.25, logit_bias={3: -2.0, 8: 1.5},
             bad_words=[common_pb2.TokenSequence(ids=[1]), common_pb2.TokenSequence(ids=[2, 3])],
             allowed_token_ids=[4, 9], logprobs=0, prompt_logprobs=4, grammar=common_pb2.Grammar(regex="a+"),
+            own_seed=True,
         )  # fmt: skip
 
 
 async def test_what_nobody_asked_for_is_not_sent() -> None:
     async with Harness([FakePrefillWorker("prefill-0")], [FakeDecodeWorker("decode-0")]) as router:
         await router.run()
+        assert not router.decodes[0].submitted[0].request.HasField("speculation")
         sent = router.decodes[0].submitted[0].request.sampling
         assert not any(sent.HasField(name) for name in ("logprobs", "prompt_logprobs", "grammar"))
         assert sent == common_pb2.SamplingParams(
             top_p=1.0, max_tokens=12, typical_p=1.0, repetition_penalty=1.0
         )
+
+
+async def test_draft_methods_are_those_that_all_decode_workers_serve() -> None:
+    prefill, decodes = FakePrefillWorker("prefill-0"), [FakeDecodeWorker(f"decode-{i}") for i in range(2)]
+    decodes[0].info.draft_methods.extend(["eagle3", "ngram", "none"])
+    decodes[1].info.draft_methods.extend(["none", "ngram"])
+    async with Harness([prefill], decodes) as router:
+        assert router.core.dispatcher.draft_methods == ("ngram", "none")
+    async with Harness([prefill]) as router:
+        assert router.core.dispatcher.draft_methods == ()
 
 
 async def test_what_the_decode_worker_holds_is_prefilled_there() -> None:

@@ -17,6 +17,7 @@ from router.http.schema.completions import CompletionRequest
 from router.http.schema.tokens import TokenizeRequest
 from router.prompt_options import ChatOptions
 from router.sampling_options import SamplingOptions
+from router.speculation_options import SpeculationOptions
 
 PROTO = (Path(__file__).parents[2] / "proto/kvrelay/v1/inference.proto").read_text()
 FIELD = re.compile(
@@ -92,6 +93,7 @@ GRPC = {
 }
 HTTP = http_fields(ChatCompletionRequest, CompletionRequest)
 SHARED = http_fields(SamplingOptions, ChatOptions)
+CHECKED = {**HTTP, **SHARED, **http_fields(SpeculationOptions)}
 
 
 def test_both_doors_take_the_same_parameters() -> None:
@@ -117,6 +119,14 @@ def test_tokenizing_takes_what_makes_a_prompt() -> None:
     own = proto_fields("TokenizeRequest").keys() - {"chat", "prompt_options"}
     # Tools are in gRPC a part of the chat.
     assert own == TokenizeRequest.model_fields.keys() - options - {"messages", "tools"}
+
+
+def test_speculation_is_the_same_at_both_doors() -> None:
+    said = proto_fields("SpeculationOptions")
+    assert said.keys() == SpeculationOptions.model_fields.keys()
+    for name, field in SpeculationOptions.model_fields.items():
+        for what in ("Range", "Default", "Unit"):
+            assert part(said[name], what) == part(field.description or "", what)
 
 
 def test_the_sdk_takes_what_grpc_takes() -> None:
@@ -165,12 +175,12 @@ def bounds_of(field: FieldInfo) -> dict[str, Any]:
     "name",
     [
         name
-        for name, field in {**HTTP, **SHARED}.items()
+        for name, field in CHECKED.items()
         if re.fullmatch(r"[\[(]-?[\d^]+, -?[\d^]+(?: - 1)?\]", part(field.description or "", "Range"))
     ],
 )
 def test_ranges_are_those_that_are_checked(name: str) -> None:
-    field = {**HTTP, **SHARED}[name]
+    field = CHECKED[name]
     said = part(field.description or "", "Range")
     low, high = (number(bound) for bound in said[1:-1].split(", "))
     checked = bounds_of(field)

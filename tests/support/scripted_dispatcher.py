@@ -116,6 +116,7 @@ class ScriptedDispatcher:
         script: a Script for all generations, or a function of the request.
         generations: all that were asked for, in order.
         ready: what the doors are told.
+        draft_methods: likewise.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class ScriptedDispatcher:
         self.queue = AdmissionQueue(max_running, max_queued)
         self.generations: list[ScriptedGeneration] = []
         self.ready = True
+        self.draft_methods: tuple[str, ...] = ("eagle3", "ngram", "suffix", "none")
 
     def admit(
         self,

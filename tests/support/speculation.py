@@ -16,6 +16,7 @@ from engine.models.base import DraftedLM
 from engine.models.features import FeaturePoints
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Target, TargetPass
+from engine.speculation.choice import Drafters
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.planner import FixedPlanner
 from engine.speculation.registry import create_drafter, draft_layers
@@ -59,7 +60,8 @@ class Watched:
                 self._check(tree, count)
                 self.proposed += len(tree.token_ids)
                 self.branched += not tree.is_chain
-        self._state_types |= {type(sequence.draft_state) for sequence in sequences} - {type(None)}
+        for sequence in sequences:
+            self._state_types |= set(map(type, sequence.draft_states.values()))
         return trees
 
     def carried(self, sequence: EngineSequence) -> bytes:
@@ -116,7 +118,8 @@ def speculating(
     drafter = create_drafter(speculation, target)
     assert drafter is not None
     watched = Watched(drafter, model.config.vocab_size, speculation.num_speculative_tokens)
-    speculator = Speculator(watched, FixedPlanner(drafts))
+    drafters = Drafters(watched, speculation.method, branching=speculation.eagle_topk > 1)
+    speculator = Speculator(drafters, FixedPlanner(drafts))
     hasher = ChainHasher("tiny", config.block_size)
     return LLMEngine(model, pool, config, hasher, speculator=speculator), watched
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.speculation.config import RequestSpeculation
 from tests.support.requests import work_request
 from tests.support.workers import eventually
 from worker.requests import at_deadline, engine_request
@@ -24,7 +25,11 @@ def test_every_field_reaches_the_engine() -> None:
         ignore_eos=False,
     )
     message.cache_salt = "salt"
+    message.sampling.own_seed = True
+    message.speculation.method = "ngram"
+    message.speculation.num_speculative_tokens = 2
     request = engine_request(message)
+    assert request.speculation == RequestSpeculation("ngram", 2)
     assert request.prompt_token_ids == (1, 2)
     assert request.resumed_token_ids == (4,)
     assert request.cache_salt == "salt"
@@ -34,6 +39,11 @@ def test_every_field_reaches_the_engine() -> None:
     assert (sampling.max_tokens, sampling.min_tokens) == (9, 1)
     assert sampling.stop_token_ids == {8}
     assert not sampling.ignore_eos
+    assert sampling.own_seed
+    message.speculation.Clear()
+    assert engine_request(message).speculation == RequestSpeculation("", None)
+    message.ClearField("speculation")
+    assert engine_request(message).speculation is None
 
 
 def test_no_two_sequences_share_an_id() -> None:

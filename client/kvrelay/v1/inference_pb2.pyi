@@ -164,7 +164,7 @@ class PromptOptions(_message.Message):
     def __init__(self, add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "token_ids", "sampling", "request_id", "cache_salt", "trace", "priority", "prompt_options", "structured_outputs", "include_reasoning")
+    __slots__ = ("model", "prompt", "chat", "token_ids", "sampling", "request_id", "cache_salt", "trace", "priority", "prompt_options", "structured_outputs", "include_reasoning", "speculation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class GenerateRequest(_message.Message):
     PROMPT_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REASONING_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: Chat
@@ -189,7 +190,16 @@ class GenerateRequest(_message.Message):
     prompt_options: PromptOptions
     structured_outputs: StructuredOutputs
     include_reasoning: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., trace: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_options: _Optional[_Union[PromptOptions, _Mapping]] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., include_reasoning: _Optional[bool] = ...) -> None: ...
+    speculation: SpeculationOptions
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., trace: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_options: _Optional[_Union[PromptOptions, _Mapping]] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., include_reasoning: _Optional[bool] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ...) -> None: ...
+
+class SpeculationOptions(_message.Message):
+    __slots__ = ("method", "num_speculative_tokens")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    num_speculative_tokens: int
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
 
 class ToolCallDelta(_message.Message):
     __slots__ = ("index", "id", "name", "arguments")

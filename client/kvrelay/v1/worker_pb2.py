@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from kvrelay.v1 import common_pb2 as kvrelay_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/worker.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\"\xa1\x01\n\x08Identity\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12,\n\x0clayer_groups\x18\x05 \x03(\x0b\x32\x16.kvrelay.v1.LayerGroup\x12\r\n\x05\x64raft\x18\x06 \x01(\t\x12\x14\n\x0chash_version\x18\x07 \x01(\r\"n\n\nLayerGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x16\n\x0esliding_window\x18\x05 \x01(\r\"d\n\x08KvLayout\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x12\n\nfirst_head\x18\x02 \x01(\r\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xb6\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.kvrelay.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07node_id\x18\x06 \x01(\t\x12&\n\x08identity\x18\x07 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x08 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x13\n\x0bmetrics_url\x18\x0b \x01(\t\x12\x1c\n\x14model_context_tokens\x18\x0c \x01(\r\"#\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x98\x01\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x17\n\x0f\x65ngine_silent_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12&\n\x05stats\x18\x06 \x01(\x0b\x32\x17.kvrelay.v1.WorkerStats\"\x93\x04\n\x0bWorkerStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x15\n\rblocks_pinned\x18\x07 \x01(\r\x12\x1a\n\x12\x62locks_quarantined\x18\x08 \x01(\r\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x1b\n\x13prompt_tokens_total\x18\n \x01(\x04\x12\x1b\n\x13\x63\x61\x63hed_tokens_total\x18\x0b \x01(\x04\x12\x1e\n\x16generated_tokens_total\x18\x0c \x01(\x04\x12\x19\n\x11preemptions_total\x18\r \x01(\x04\x12\x1c\n\x14transfer_bytes_total\x18\x0e \x01(\x04\x12\x1e\n\x16transfer_seconds_total\x18\x0f \x01(\x01\x12\x13\n\x0bswaps_total\x18\x10 \x01(\x04\x12\x19\n\x11swap_blocks_total\x18\x11 \x01(\x04\x12\x18\n\x10swap_blocks_used\x18\x12 \x01(\x04\x12 \n\x18swapped_out_blocks_total\x18\x13 \x01(\x04\x12\x1f\n\x17swapped_in_blocks_total\x18\x14 \x01(\x04\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\r\"\xe4\x01\n\x0bWorkRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x19\n\x11resumed_token_ids\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x07 \x01(\x04\x12\r\n\x05trace\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xc6\x01\n\x06Worker\x12?\n\x08\x44\x65scribe\x12\x1b.kvrelay.v1.DescribeRequest\x1a\x16.kvrelay.v1.WorkerInfo\x12=\n\x05Watch\x12\x18.kvrelay.v1.WatchRequest\x1a\x18.kvrelay.v1.WorkerReport0\x01\x12<\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvrelay/v1/worker.proto\x12\nkvrelay.v1\x1a\x17kvrelay/v1/common.proto\"\xa1\x01\n\x08Identity\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12,\n\x0clayer_groups\x18\x05 \x03(\x0b\x32\x16.kvrelay.v1.LayerGroup\x12\r\n\x05\x64raft\x18\x06 \x01(\t\x12\x14\n\x0chash_version\x18\x07 \x01(\r\"n\n\nLayerGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x16\n\x0esliding_window\x18\x05 \x01(\r\"d\n\x08KvLayout\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x12\n\nfirst_head\x18\x02 \x01(\r\x12\x11\n\tnum_heads\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xcd\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.kvrelay.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07node_id\x18\x06 \x01(\t\x12&\n\x08identity\x18\x07 \x01(\x0b\x32\x14.kvrelay.v1.Identity\x12$\n\x06layout\x18\x08 \x01(\x0b\x32\x14.kvrelay.v1.KvLayout\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x13\n\x0bmetrics_url\x18\x0b \x01(\t\x12\x1c\n\x14model_context_tokens\x18\x0c \x01(\r\x12\x15\n\rdraft_methods\x18\r \x03(\t\"#\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x98\x01\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x17\n\x0f\x65ngine_silent_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12&\n\x05stats\x18\x06 \x01(\x0b\x32\x17.kvrelay.v1.WorkerStats\"\x93\x04\n\x0bWorkerStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x15\n\rblocks_pinned\x18\x07 \x01(\r\x12\x1a\n\x12\x62locks_quarantined\x18\x08 \x01(\r\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x1b\n\x13prompt_tokens_total\x18\n \x01(\x04\x12\x1b\n\x13\x63\x61\x63hed_tokens_total\x18\x0b \x01(\x04\x12\x1e\n\x16generated_tokens_total\x18\x0c \x01(\x04\x12\x19\n\x11preemptions_total\x18\r \x01(\x04\x12\x1c\n\x14transfer_bytes_total\x18\x0e \x01(\x04\x12\x1e\n\x16transfer_seconds_total\x18\x0f \x01(\x01\x12\x13\n\x0bswaps_total\x18\x10 \x01(\x04\x12\x19\n\x11swap_blocks_total\x18\x11 \x01(\x04\x12\x18\n\x10swap_blocks_used\x18\x12 \x01(\x04\x12 \n\x18swapped_out_blocks_total\x18\x13 \x01(\x04\x12\x1f\n\x17swapped_in_blocks_total\x18\x14 \x01(\x04\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\r\"\x92\x02\n\x0bWorkRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x19\n\x11resumed_token_ids\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x07 \x01(\x04\x12\r\n\x05trace\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x12,\n\x0bspeculation\x18\n \x01(\x0b\x32\x17.kvrelay.v1.Speculation\"]\n\x0bSpeculation\x12\x0e\n\x06method\x18\x01 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x19\n\x17_num_speculative_tokens*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xc6\x01\n\x06Worker\x12?\n\x08\x44\x65scribe\x12\x1b.kvrelay.v1.DescribeRequest\x1a\x16.kvrelay.v1.WorkerInfo\x12=\n\x05Watch\x12\x18.kvrelay.v1.WatchRequest\x1a\x18.kvrelay.v1.WorkerReport0\x01\x12<\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=1802
-  _globals['_WORKERROLE']._serialized_end=1892
+  _globals['_WORKERROLE']._serialized_start=1966
+  _globals['_WORKERROLE']._serialized_end=2056
   _globals['_IDENTITY']._serialized_start=65
   _globals['_IDENTITY']._serialized_end=226
   _globals['_LAYERGROUP']._serialized_start=228
@@ -43,19 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=442
   _globals['_DESCRIBEREQUEST']._serialized_end=459
   _globals['_WORKERINFO']._serialized_start=462
-  _globals['_WORKERINFO']._serialized_end=772
-  _globals['_WATCHREQUEST']._serialized_start=774
-  _globals['_WATCHREQUEST']._serialized_end=809
-  _globals['_WORKERREPORT']._serialized_start=812
-  _globals['_WORKERREPORT']._serialized_end=964
-  _globals['_WORKERSTATS']._serialized_start=967
-  _globals['_WORKERSTATS']._serialized_end=1498
-  _globals['_DRAINREQUEST']._serialized_start=1500
-  _globals['_DRAINREQUEST']._serialized_end=1533
-  _globals['_DRAINRESPONSE']._serialized_start=1535
-  _globals['_DRAINRESPONSE']._serialized_end=1569
-  _globals['_WORKREQUEST']._serialized_start=1572
-  _globals['_WORKREQUEST']._serialized_end=1800
-  _globals['_WORKER']._serialized_start=1895
-  _globals['_WORKER']._serialized_end=2093
+  _globals['_WORKERINFO']._serialized_end=795
+  _globals['_WATCHREQUEST']._serialized_start=797
+  _globals['_WATCHREQUEST']._serialized_end=832
+  _globals['_WORKERREPORT']._serialized_start=835
+  _globals['_WORKERREPORT']._serialized_end=987
+  _globals['_WORKERSTATS']._serialized_start=990
+  _globals['_WORKERSTATS']._serialized_end=1521
+  _globals['_DRAINREQUEST']._serialized_start=1523
+  _globals['_DRAINREQUEST']._serialized_end=1556
+  _globals['_DRAINRESPONSE']._serialized_start=1558
+  _globals['_DRAINRESPONSE']._serialized_end=1592
+  _globals['_WORKREQUEST']._serialized_start=1595
+  _globals['_WORKREQUEST']._serialized_end=1869
+  _globals['_SPECULATION']._serialized_start=1871
+  _globals['_SPECULATION']._serialized_end=1964
+  _globals['_WORKER']._serialized_start=2059
+  _globals['_WORKER']._serialized_end=2257
 # @@protoc_insertion_point(module_scope)

@@ -66,7 +66,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "pid", "node_id", "identity", "layout", "num_blocks", "max_model_len", "metrics_url", "model_context_tokens")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "pid", "node_id", "identity", "layout", "num_blocks", "max_model_len", "metrics_url", "model_context_tokens", "draft_methods")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class WorkerInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     MODEL_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_METHODS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: WorkerRole
@@ -91,7 +92,8 @@ class WorkerInfo(_message.Message):
     max_model_len: int
     metrics_url: str
     model_context_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., metrics_url: _Optional[str] = ..., model_context_tokens: _Optional[int] = ...) -> None: ...
+    draft_methods: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., metrics_url: _Optional[str] = ..., model_context_tokens: _Optional[int] = ..., draft_methods: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_ms",)
@@ -172,7 +174,7 @@ class DrainResponse(_message.Message):
     def __init__(self, remaining: _Optional[int] = ...) -> None: ...
 
 class WorkRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_token_ids", "resumed_token_ids", "sampling", "cache_salt", "deadline_unix_ms", "trace", "priority")
+    __slots__ = ("request_id", "attempt", "prompt_token_ids", "resumed_token_ids", "sampling", "cache_salt", "deadline_unix_ms", "trace", "priority", "speculation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +184,7 @@ class WorkRequest(_message.Message):
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -191,4 +194,13 @@ class WorkRequest(_message.Message):
     deadline_unix_ms: int
     trace: bool
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resumed_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., trace: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    speculation: Speculation
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resumed_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., trace: _Optional[bool] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("method", "num_speculative_tokens")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    num_speculative_tokens: int
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...

@@ -17,6 +17,8 @@ from engine.speculation.ngrams import NgramIndex
 from engine.speculation.settings import check_chain, check_range, refuse_carried, refuse_model
 from engine.speculation.tree import DraftTree
 
+NEEDS_MODEL = False
+
 
 class _PromptLookup:
     """Implements `engine.speculation.base.Drafter`. A sequence's state is the index of its text."""
@@ -47,9 +49,9 @@ class _PromptLookup:
         refuse_carried(carried)
 
     def _guess(self, sequence: EngineSequence, count: int) -> DraftTree | None:
-        index = sequence.draft_state
+        index = sequence.draft_states.get(self)
         if not isinstance(index, NgramIndex):
-            index = sequence.draft_state = NgramIndex(self._shortest, self._longest)
+            index = sequence.draft_states[self] = NgramIndex(self._shortest, self._longest)
         index.extend(sequence.token_ids[len(index) :])
         drafts = index.continuation(min(count, self.max_drafts))
         return DraftTree.chain(drafts) if drafts else None

@@ -23,6 +23,8 @@ from engine.speculation.settings import check_tree, max_drafts, refuse_carried, 
 from engine.speculation.suffixes import SuffixAutomaton, TextEnd
 from engine.speculation.tree import DraftTree
 
+NEEDS_MODEL = False
+
 MAX_DEPTH = 24
 """Longest substrings that are counted: a suffix and what is drafted behind it."""
 
@@ -111,12 +113,12 @@ class _SuffixDecoding:
         return DraftTree(tuple(best.token_ids), tuple(best.parents)) if best.token_ids else None
 
     def _take_in(self, sequence: EngineSequence) -> _State:
-        state = sequence.draft_state
+        state = sequence.draft_states.get(self)
         if not isinstance(state, _State):
             # What was answered before a preemption is in the store already.
             answered = sequence.next_index
             state = _State(SuffixAutomaton(MAX_DEPTH), answered if answered > 1 else 0)
-            sequence.draft_state = state
+            sequence.draft_states[self] = state
         taken = state.text.num_tokens
         state.text.append(state.end, sequence.token_ids[taken : taken + _PORTION])
         return state

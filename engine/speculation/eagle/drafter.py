@@ -23,7 +23,7 @@ from engine.speculation.carried import pack_feature, unpack_feature
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.state import EagleState
 from engine.speculation.eagle.tree import GrowingTree
-from engine.speculation.guesses import guess, likeliest
+from engine.speculation.guesses import guess, is_keyed, likeliest
 from engine.speculation.spans import Span, make_batch
 from engine.speculation.tree import MAX_NODES, DraftTree
 
@@ -36,7 +36,8 @@ class DraftShape:
         depth: most drafts one behind the other.
         width: children of a node, and nodes of a level that are expanded; 1 is a chain.
         size: most drafts of one tree.
-        coupled: whether the model's draws are keyed by seed and position, so that a head can guess them.
+        coupled: whether the model's draws are keyed by seed and position, so that a head can guess them, also
+            where the client chose no seed.
     """
 
     depth: int
@@ -110,7 +111,7 @@ class EagleDrafter:
         ready = [
             index
             for index, sequence in enumerate(sequences)
-            if isinstance(state := sequence.draft_state, EagleState)
+            if isinstance(state := sequence.draft_states.get(self), EagleState)
             and state.output is not None
             and state.entries == sequence.num_tokens
         ]
@@ -125,7 +126,7 @@ class EagleDrafter:
 
     def carried(self, sequence: EngineSequence) -> bytes:
         """The model's feature of the last token whose KV is written, [points' width]; empty if not known."""
-        state = sequence.draft_state
+        state = sequence.draft_states.get(self)
         if not isinstance(state, EagleState) or state.feature is None:
             return b""
         return pack_feature(state.feature)
@@ -139,7 +140,7 @@ class EagleDrafter:
         feature = unpack_feature(carried, width, self._kv)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        sequence.draft_state = EagleState(first, context, None, feature, context)
+        sequence.draft_states[self] = EagleState(first, context, None, feature, context)
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:
@@ -149,11 +150,11 @@ class EagleDrafter:
     def _state(self, extent: Extent) -> EagleState:
         """The sequence's state, made such that the next entry is that of `first`, or of the one after."""
         sequence, first = extent.sequence, extent.first
-        state = sequence.draft_state
+        state = sequence.draft_states.get(self)
         if not isinstance(state, EagleState):
             begun = first == 0 or extent.recomputed
             key = self._first_key(sequence, first + 1) if begun else first + 1
-            state = sequence.draft_state = EagleState(key, first + 1, None, None, first)
+            state = sequence.draft_states[self] = EagleState(key, first + 1, None, None, first)
             if not begun:
                 self._unset(sequence, first, first + 1)
         elif state.entries < first or (state.entries == first and state.computed != first):
@@ -191,6 +192,11 @@ class EagleDrafter:
         """Slots behind those of the known tokens."""
         return self._capacity(sequence) - sequence.num_tokens
 
+    def _state_of(self, sequence: EngineSequence) -> EagleState:
+        state = sequence.draft_states[self]
+        assert isinstance(state, EagleState)
+        return state
+
     def _span(self, sequence: EngineSequence, state: EagleState, end: int) -> Span:
         tokens = sequence.token_ids[state.entries : end]
         return Span(self._blocks(sequence), state.entries, tokens, min(state.first_key, state.entries))
@@ -207,7 +213,7 @@ class EagleDrafter:
         states: list[EagleState] = []
         features: list[torch.Tensor] = []
         for sequence in sequences:
-            state, end = sequence.draft_state, sequence.num_tokens
+            state, end = sequence.draft_states.get(self), sequence.num_tokens
             if (
                 isinstance(state, EagleState)
                 and state.feature is not None
@@ -222,7 +228,7 @@ class EagleDrafter:
             self._write(spans, states, torch.stack(features))
 
     def _chains(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
-        states = [_state_of(sequence) for sequence in sequences]
+        states = [self._state_of(sequence) for sequence in sequences]
         # Drafts but the last are entries, too.
         counts = [
             min(count, self._room(sequence) + 1) for sequence, count in zip(sequences, counts, strict=True)
@@ -230,14 +236,15 @@ class EagleDrafter:
         chains: list[list[int]] = [[] for _ in sequences]
         active = list(range(len(sequences)))
         outputs = torch.stack([_output(state) for state in states])
-        plain = not self._shape.coupled or all(sequence.rules.greedy for sequence in sequences)
+        coupled = self._shape.coupled
+        plain = not any(is_keyed(sequence.rules, coupled) for sequence in sequences)
         for ahead in range(max(counts)):
             logits = self._head.logits(outputs)
             if plain:
                 tokens = likeliest(self._head, logits)
             else:
                 rules = [sequences[index].rules for index in active]
-                tokens = guess(self._head, logits, rules, [ahead] * len(active), 1, True).token_ids[:, 0]
+                tokens = guess(self._head, logits, rules, [ahead] * len(active), 1, coupled).token_ids[:, 0]
             for index, token_id in zip(active, tokens.tolist(), strict=True):
                 chains[index].append(token_id)
             going = [row for row, index in enumerate(active) if counts[index] > ahead + 1]
@@ -267,7 +274,7 @@ class EagleDrafter:
         ]
         # Of each row of outputs its sequence and which of its expanded nodes it is.
         owners = [(index, 0) for index in range(len(sequences))]
-        outputs = torch.stack([_output(_state_of(sequence)) for sequence in sequences])
+        outputs = torch.stack([_output(self._state_of(sequence)) for sequence in sequences])
         for ahead in range(self._shape.depth):
             logits = self._head.logits(outputs)
             rules = [sequences[index].rules for index, _ in owners]
@@ -310,7 +317,7 @@ class EagleDrafter:
             sequence, tree = sequences[index], growing[index]
             tokens = [tree.candidates[tree.expanded[node - 1]].token_id for node in nodes]
             first = sequence.num_tokens - 1 + nodes[0]
-            spans.append(Span(self._blocks(sequence), first, tokens, _state_of(sequence).first_key))
+            spans.append(Span(self._blocks(sequence), first, tokens, self._state_of(sequence).first_key))
         batch = make_batch(spans, self._block_size, self._kv.device)
         last = np.array([sequences[index].num_tokens - 1 for index, _ in owners], dtype=np.int64)
         bits = np.array([_signed(growing[index].visible[node]) for index, node in owners], dtype=np.int64)
@@ -321,11 +328,6 @@ class EagleDrafter:
             visible=torch.from_numpy(bits).to(self._kv.device),
             tree_starts=tuple(sequences[index].num_tokens - 1 for index in present),
         )
-
-
-def _state_of(sequence: EngineSequence) -> EagleState:
-    assert isinstance(sequence.draft_state, EagleState)
-    return sequence.draft_state
 
 
 def _output(state: EagleState) -> torch.Tensor:

@@ -9,15 +9,13 @@ from engine.models.config import ModelConfig
 from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 from engine.speculation.base import Drafter, Target
-from engine.speculation.config import SpeculationConfig
+from engine.speculation.config import COUPLED, SpeculationConfig
 from engine.speculation.draft_weights import draft_quantization
 from engine.speculation.eagle.config import Generation, read_eagle_config
 from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.weights import load_weights
 from engine.speculation.settings import check_tree, max_drafts
-
-_COUPLED = "coupled"
 
 
 def load_head(
@@ -76,7 +74,7 @@ def create_eagle(config: SpeculationConfig, target: Target, generation: Generati
         depth=config.num_speculative_tokens,
         width=config.eagle_topk,
         size=max_drafts(config),
-        coupled=config.verification == _COUPLED,
+        coupled=config.verification == COUPLED,
     )
     return EagleDrafter(head, target.kv, shape)
 

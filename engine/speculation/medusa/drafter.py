@@ -36,7 +36,7 @@ class MedusaDrafter:
         heads: of the model.
         choices: nodes of the tree, parents before children.
         embedding: of the model, [V, H]: of the type and on the device of its features.
-        coupled: whether the model's draws are keyed by seed and position, so that heads can guess them.
+        coupled: as `engine.speculation.guesses.guess`.
     """
 
     num_layers = 0
@@ -59,7 +59,7 @@ class MedusaDrafter:
         assert found.features is not None
         ends = torch.tensor([extent.rows[-1] for extent in found.extents], device=found.features.device)
         for extent, feature in zip(found.extents, found.features.index_select(0, ends), strict=True):
-            extent.sequence.draft_state = MedusaState(feature, extent.first + len(extent.rows))
+            extent.sequence.draft_states[self] = MedusaState(feature, extent.first + len(extent.rows))
 
     @torch.inference_mode()
     def propose(
@@ -70,7 +70,7 @@ class MedusaDrafter:
         ready: list[int] = []
         features: list[torch.Tensor] = []
         for index, sequence in enumerate(sequences):
-            state = sequence.draft_state
+            state = sequence.draft_states.get(self)
             if isinstance(state, MedusaState) and state.computed == sequence.num_tokens - 1:
                 ready.append(index)
                 features.append(state.feature)
@@ -85,14 +85,14 @@ class MedusaDrafter:
 
     def carried(self, sequence: EngineSequence) -> bytes:
         """The model's feature of the last token whose KV is written, [H]; empty if not known."""
-        state = sequence.draft_state
+        state = sequence.draft_states.get(self)
         return pack_feature(state.feature) if isinstance(state, MedusaState) else b""
 
     def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
         """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
         if carried:
             feature = unpack_feature(carried, self._embedding.shape[1], self._embedding)
-            sequence.draft_state = MedusaState(feature, sequence.num_computed)
+            sequence.draft_states[self] = MedusaState(feature, sequence.num_computed)
 
     def _candidates(
         self, features: torch.Tensor, sequences: Sequence[EngineSequence], choices: Sequence[Choice]

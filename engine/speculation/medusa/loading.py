@@ -24,7 +24,7 @@ from engine.quantization.int8 import Int8Weight
 from engine.quantization.registry import PLAIN
 from engine.quantization.registry import quantization as quantization_of
 from engine.speculation.base import Drafter, Target
-from engine.speculation.config import SpeculationConfig
+from engine.speculation.config import COUPLED, SpeculationConfig
 from engine.speculation.draft_weights import draft_quantization
 from engine.speculation.head_files import FLOATS, Tensors, naming, read_head
 from engine.speculation.medusa.choices import default_choices, in_order
@@ -35,7 +35,6 @@ from engine.speculation.settings import check_tree, max_drafts
 FILES = ("medusa_lm_head.safetensors", SINGLE_FILE, "medusa_lm_head.pt")
 """Where the heads may be; the first that is there is read."""
 
-_COUPLED = "coupled"
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 
@@ -61,7 +60,7 @@ def create_medusa(config: SpeculationConfig, target: Target) -> Drafter:
     bounds = (config.num_speculative_tokens, config.eagle_topk, max_drafts(config))
     choices = in_order(config.medusa_choices, *bounds) or default_choices(*bounds)
     embedding = target.model.shared().embedding
-    return MedusaDrafter(heads, choices, embedding, config.verification == _COUPLED)
+    return MedusaDrafter(heads, choices, embedding, config.verification == COUPLED)
 
 
 def load_heads(folder: Path, model: DraftedLM, *, quantization: str = PLAIN) -> MedusaHeads:

@@ -186,8 +186,8 @@ class TwoModelDrafter:
 
     def _state(self, sequence: EngineSequence) -> DraftState:
         """The sequence's state, what it went on with taken note of."""
-        state = sequence.draft_state
+        state = sequence.draft_states.get(self)
         if not isinstance(state, DraftState):
-            state = sequence.draft_state = DraftState(self._cache.open())
+            state = sequence.draft_states[self] = DraftState(self._cache.open())
         state.settle(sequence.token_ids)
         return state

@@ -11,7 +11,7 @@ from engine.models.loader import load_model, torch_dtype
 from engine.models.registry import read_config
 from engine.sampling.sampler import Sampler
 from engine.speculation.base import Drafter, Target
-from engine.speculation.config import SpeculationConfig
+from engine.speculation.config import COUPLED, SpeculationConfig
 from engine.speculation.draft_weights import draft_quantization
 from engine.speculation.settings import check_chain
 from engine.speculation.two_model.cache import DraftCache
@@ -20,7 +20,6 @@ from engine.speculation.verification.base import Bounds
 
 TOKENIZER_FILE = "tokenizer.json"
 
-_COUPLED = "coupled"
 _LEAST_PORTION = 32
 _PORTIONS_IN_CHUNK = 4
 """A portion comes on top of a step, so it is less than what a step may have of a prompt."""
@@ -67,7 +66,7 @@ def create_two_model(config: SpeculationConfig, target: Target) -> Drafter:
         portion=max(_LEAST_PORTION, settings.prefill_chunk // _PORTIONS_IN_CHUNK),
         context=context,
         vocab_size=target.model.config.vocab_size,
-        tells=config.verification != _COUPLED,
+        tells=config.verification != COUPLED,
     )
     bounds = Bounds(target.model.config.eos_token_ids, target.max_model_len)
     return TwoModelDrafter(model, cache, Sampler(target.grammars), bounds, limits)

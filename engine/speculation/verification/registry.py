@@ -9,7 +9,9 @@ from functools import cache
 
 import engine.speculation.verification
 from engine.sampling.sampler import Sampler
+from engine.speculation.config import COUPLED
 from engine.speculation.verification.base import Bounds, Chooser
+from engine.speculation.verification.by_seed import ChooserBySeed
 from engine.speculation.verification.verifier import Verifier
 
 
@@ -25,11 +27,14 @@ def rules() -> dict[str, Callable[[Sampler], Chooser]]:
 
 
 def create_verifier(name: str, sampler: Sampler, bounds: Bounds) -> Verifier:
-    """Makes a verifier that follows the rule `name`.
+    """Makes a verifier that follows the rule `name`, and "coupled" for requests with a seed of their own.
 
     Raises:
         ValueError: no such rule.
     """
     if name not in rules():
         raise ValueError(f"verification is {name!r}, but must be one of {', '.join(rules())}")
-    return Verifier(rules()[name](sampler), bounds)
+    chooser = rules()[name](sampler)
+    if name != COUPLED:
+        chooser = ChooserBySeed(rules()[COUPLED](sampler), chooser)
+    return Verifier(chooser, bounds)

@@ -12,6 +12,7 @@ from router.described import SWITCH, asked
 from router.http import unbuilt
 from router.prepare import MAX_PRIORITY, MAX_SALT_LENGTH, MIN_PRIORITY
 from router.sampling_options import CommonSampling, SamplingOptions
+from router.speculation_options import SPECULATION, SpeculationOptions
 from router.structured.asked import STRUCTURED_OPTIONS
 
 # A day: longer than any answer, short enough for every clock.
@@ -85,6 +86,7 @@ class GenerationBody(CommonSampling):
             "empty",
         ),
     )
+    speculation: SpeculationOptions | None = Field(default=None, description=SPECULATION)
     return_token_ids: bool | None = Field(
         default=None,
         description=asked("The answer has `prompt_token_ids`, and each choice `token_ids`.", SWITCH, "false"),

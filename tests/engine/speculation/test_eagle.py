@@ -73,7 +73,7 @@ def third(
 
 def check(drafting: Drafting, reference: DenseHead, sequence: EngineSequence) -> None:
     """What is kept for the sequence is what the dense head makes of all its tokens and their features."""
-    state = sequence.draft_state
+    state = sequence.draft_states[drafting.drafter]
     assert isinstance(state, EagleState)
     assert state.entries == sequence.num_tokens
     features = features_of(drafting.model, drafting.drafter.points, sequence.token_ids)

@@ -15,6 +15,7 @@ from engine.kv.storage import allocate_pool
 from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.speculation.base import TargetPass
+from engine.speculation.choice import Drafters
 from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.planner import FixedPlanner
@@ -56,7 +57,8 @@ def make(
     layers = head.config.layers.num_layers
     pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32, draft_layers=layers)
     drafter = EagleDrafter(head, pool, shape)
-    speculator = Speculator(drafter, FixedPlanner(drafts)) if drafts else None
+    drafters = Drafters(drafter, "eagle3", branching=shape.width > 1)
+    speculator = Speculator(drafters, FixedPlanner(drafts)) if drafts else None
     hasher = ChainHasher("tiny", config.block_size)
     engine = LLMEngine(model, pool, config, hasher, clock=still_clock, speculator=speculator)
     return Watched(engine, drafter)
@@ -142,7 +144,7 @@ def test_entries_are_whole_after_hits_and_preemptions(
 
     def noted(found: TargetPass) -> None:
         extend(found)
-        keys.update(extent.sequence.draft_state.first_key for extent in found.extents)
+        keys.update(extent.sequence.draft_states[watched.drafter].first_key for extent in found.extents)
 
     watched.drafter.extend = noted
     for turn in range(2):

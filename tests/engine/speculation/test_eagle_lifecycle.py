@@ -44,8 +44,9 @@ def hit(drafting: Drafting, source: EngineSequence, tokens: list[int], num_block
 
 
 def state_of(sequence: EngineSequence) -> EagleState:
-    assert isinstance(sequence.draft_state, EagleState)
-    return sequence.draft_state
+    (state,) = sequence.draft_states.values()
+    assert isinstance(state, EagleState)
+    return state
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
@@ -84,7 +85,7 @@ def test_a_lost_feature_begins_a_history(target: DraftedLM, tmp_path: Path) -> N
     sequence = drafting.start(prompt(10))
     drafting.prefill(sequence, 5)
     # As after a preemption that swapped its KV.
-    sequence.draft_state = None
+    sequence.draft_states.clear()
     assert drafting.drafter.propose([sequence], [3]) == [None]
     lost = sequence.num_computed
     drafting.step([sequence], [0])
@@ -132,7 +133,7 @@ def test_another_worker_drafts_on(target: DraftedLM, tmp_path: Path, shape: Draf
     with pytest.raises(ValueError, match="a feature of 384 bytes, where 768 are read"):
         there.drafter.adopt(sequence, carried[:384])
     # Of a worker without a head: drafting begins at the next token.
-    sequence.draft_state = None
+    sequence.draft_states.clear()
     there.drafter.adopt(sequence, b"")
     assert there.drafter.propose([sequence], [3]) == [None]
 
@@ -145,7 +146,7 @@ def test_kv_of_a_worker_without_a_head(target: DraftedLM, tmp_path: Path) -> Non
     drafting.prefill(sequence)
     drafting.kv[sequence.blocks[:3], target.config.num_layers :] = math.nan
     drafting.drafter.clear(sequence.blocks[:3])
-    sequence.draft_state = None
+    sequence.draft_states.clear()
     again = hit(drafting, sequence, [*prompt(12), 9, 8, 7], 3)
     drafting.prefill(again)
     assert state_of(again).first_key == 12
@@ -171,7 +172,7 @@ def test_slots_without_an_entry_are_never_read(folder: Path, tmp_path: Path, sha
         drafting.step(sequences, [count, count])
         for sequence in sequences:
             check(drafting, reference, sequence)
-    sequences[0].draft_state = None
+    sequences[0].draft_states.clear()
     drafting.step(sequences, [4, 4])
     drafting.step(sequences, [4, 4])
     assert all(tree is not None for tree in drafting.trees)

@@ -157,7 +157,7 @@ class TestSuffixDecoding:
         held = sequence("aaaa")
         held.hold = True
         take_note(made, held)
-        assert held.draft_state is None
+        assert not held.draft_states
 
     def test_a_long_prompt_is_taken_in_over_several_steps(self) -> None:
         made = drafter("suffix", num_speculative_tokens=4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.generation import ErrorKind, GenerationError
+from router.generation import ErrorKind, GenerationError, Speculation
 from tests.router.doors import MAX_MODEL_LEN, MODEL, Doors
 from tests.support.http_calls import post, post_stream
 from tests.support.scripted_dispatcher import Script, says
@@ -73,6 +73,29 @@ async def test_priority_and_salt(doors: Doors, path: str) -> None:
     await post(doors.client, path, body_of(path, priority=-5, cache_salt="s"))
     request = doors.dispatcher.generations[-1].request
     assert (request.priority, request.cache_salt) == (-5, "s")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("asked", "resolved"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 3}, Speculation("ngram", 3)),
+        ({"method": "none", "num_speculative_tokens": None}, Speculation("none", None)),
+        ({"num_speculative_tokens": 1}, Speculation("", 1)),
+        ({}, Speculation("", None)),
+        (None, None),
+    ],
+)
+async def test_speculation(doors: Doors, path: str, asked: Any, resolved: Speculation | None) -> None:
+    await post(doors.client, path, body_of(path, speculation=asked))
+    assert doors.dispatcher.generations[-1].request.speculation == resolved
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_seed_is_the_clients_own_where_it_is_given(doors: Doors, path: str) -> None:
+    for asked, own in (({"seed": 0}, True), ({}, False), ({"seed": None}, False)):
+        await post(doors.client, path, body_of(path, **asked))
+        assert doors.dispatcher.generations[-1].request.sampling.own_seed is own
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -10,6 +10,7 @@ import pytest
 from kvrelay import AsyncClient, InvalidRequestError, ModelNotFoundError
 from kvrelay.v1 import inference_pb2
 from kvrelay.v1.inference_pb2_grpc import InferenceStub
+from router.generation import Speculation
 from tests.router.doors import MAX_MODEL_LEN, MODEL, WAIT_S, Doors
 from tests.support.scripted_dispatcher import Script, logprobs_at, says
 from tests.support.tiny_tokenizer import IM_END, VOCAB_SIZE
@@ -62,6 +63,54 @@ async def test_prompt_options_equal_those_of_the_other_door(doors: Doors) -> Non
         await doors.client.post("/v1/chat/completions", json=body)
         ours, theirs = (each.request.prompt_token_ids for each in doors.dispatcher.generations[-2:])
         assert ours == theirs
+
+
+async def test_speculation_equals_that_of_the_other_door(doors: Doors) -> None:
+    for values in ({"method": "suffix", "num_speculative_tokens": 2}, {"method": "eagle3"}, {}):
+        options: Any = values
+        await generate(doors, Request(prompt="hi", speculation=inference_pb2.SpeculationOptions(**options)))
+        body = {"model": MODEL, "prompt": "hi", "speculation": values}
+        await doors.client.post("/v1/completions", json=body)
+        ours, theirs = (each.request.speculation for each in doors.dispatcher.generations[-2:])
+        assert ours == theirs
+        assert ours is not None
+    async with AsyncClient(doors.grpc_address) as client:
+        await client.generate("hi", speculation={"method": "none"})
+    assert doors.dispatcher.generations[-1].request.speculation == Speculation("none", None)
+
+
+@pytest.mark.parametrize(
+    ("values", "param", "message"),
+    [
+        (
+            {"method": "medusa"},
+            "speculation.method",
+            "speculation.method is 'medusa', but must be one of eagle3, ngram, suffix, none here.",
+        ),
+        ({"method": ""}, "speculation.method", "at least 1 character"),
+        ({"num_speculative_tokens": 0}, "speculation.num_speculative_tokens", "greater than or equal to 1"),
+        ({"num_speculative_tokens": 64}, "speculation.num_speculative_tokens", "less than or equal to 63"),
+    ],
+)
+async def test_speculation_that_is_refused_at_both_doors(
+    doors: Doors, values: Any, param: str, message: str
+) -> None:
+    body = {"model": MODEL, "prompt": "hi", "speculation": values}
+    response = await doors.client.post("/v1/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await generate(doors, Request(prompt="hi", speculation=inference_pb2.SpeculationOptions(**values)))
+    assert refused.value.code() is Code.INVALID_ARGUMENT
+    assert refused.value.details() == error["message"]
+    assert not doors.dispatcher.generations
+
+
+async def test_any_method_is_taken_while_no_worker_is_known(doors: Doors) -> None:
+    doors.dispatcher.draft_methods = ()
+    await generate(doors, Request(prompt="hi", speculation=inference_pb2.SpeculationOptions(method="medusa")))
+    assert doors.dispatcher.generations[-1].request.speculation == Speculation("medusa", None)
 
 
 async def test_logprobs(doors: Doors) -> None:
