@@ -40,8 +40,8 @@ _LOCAL = 0.04
 _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
-_FIRST = 5
-"""Passes that count in full, for the calibration may be far off."""
+_FIRST, _FAR_OFF = 5, 4.0
+"""Passes that may differ by so much (a logarithm), for the calibration may be far off."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
 _REFRESH = 4
@@ -98,10 +98,13 @@ class PassCostModel:
         band = band_up_to(nodes)
         mean, doubt = self._basis(decodes).deviation((band,))
         deviation, variance = float(mean[0]), float(doubt[0])
-        error = math.log(seconds / (float(self._curve(np.array([band]))[0]) * self.level)) - deviation
+        curve = float(self._curve(np.array([band]))[0])
+        error = math.log(seconds) - math.log(curve) - math.log(self.level) - deviation
         sigma = math.sqrt(variance + _NOISE**2)
-        if self._passes > _FIRST:
-            error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
+        slow, fast = _SLOW_SIGMAS * sigma, _FAST_SIGMAS * sigma
+        if self._passes <= _FIRST:
+            slow = fast = _FAR_OFF
+        error = min(max(error, -fast), slow)
         # A surprise where all was known says how the machine is; elsewhere, how such passes are. The first
         # ones of all say by how much the calibration is off.
         moved = max(_LEVEL_GAIN * _NOISE**2 / sigma**2, 1 / self._passes) * error
