@@ -8,22 +8,16 @@ stay unused. Block 0 is scratch: what is written there is never read.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
-import sys
 import threading
-from contextlib import suppress
 
 import torch
 
+from engine.host_memory import map_pages, populate
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import layers_per_block
 
 SCRATCH_BLOCKS = 1
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of Linux 5.14, which the module mmap does not name."""
-_POPULATED_AT_ONCE = 1 << 23
 MIN_PAGES = 2
 """Fewer blocks of a group cannot hold one full block and the one that is being filled."""
 
@@ -85,37 +79,15 @@ def allocate_pool(
     blocks = num_blocks + SCRATCH_BLOCKS
     size = blocks * block_bytes(config, block_size, dtype, draft_layers)
     try:
-        raw = _mapped(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+        raw = _pages(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
     # torch's allocators raise no narrower type; mmap raises one of the others.
     except (RuntimeError, OSError, OverflowError, ValueError) as error:
         raise KvMemoryError(f"cannot allocate {size} bytes for {num_blocks} KV blocks: {error}") from error
     return raw.view(dtype).view(_shape(config, blocks, block_size, draft_layers))
 
 
-def _mapped(size: int) -> torch.Tensor:
-    """Zeroed pages of the host, huge ones where the system has them: attention reads all over the pool."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages refuses.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    pool = torch.frombuffer(memory, dtype=torch.uint8)
-    if sys.platform == "linux":
-        threading.Thread(target=_populate, args=(pool,), name="kv-pages", daemon=True).start()
-    return pool
-
-
-def _populate(pool: torch.Tensor) -> None:
-    """Has the system provide all pages, from the first one on, while the worker goes on starting.
-
-    A page that is first needed in a prefill or a transfer costs more than what is written to it: in a virtual
-    machine, whose own host provides pages one by one as well, some milliseconds for each MiB. What is in the
-    pages stays as it is.
-    """
-    # Unlike the call of the module mmap, one through ctypes does not hold the interpreter's lock.
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in range(0, len(pool), _POPULATED_AT_ONCE):
-        # Refused by kernels before 5.14: then pages come as they are needed.
-        if madvise(pool.data_ptr() + start, min(_POPULATED_AT_ONCE, len(pool) - start), _POPULATE_WRITE):
-            return
+def _pages(size: int) -> torch.Tensor:
+    pages = map_pages(size)
+    # While the worker goes on starting: a prefill or a transfer would wait for them.
+    threading.Thread(target=populate, args=(pages,), name="kv-pages", daemon=True).start()
+    return pages

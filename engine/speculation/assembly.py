@@ -38,8 +38,7 @@ def make_speculator(
         ValueError: a setting that cannot be honoured, by name.
         ModelError: the draft model or head is missing, broken, or not made for the target.
     """
-    num_pages = (kv.shape[0] - 1) // len(model.config.layer_groups)
-    longest = max_model_len(model.config, settings, num_pages)
+    longest = max_model_len(model.config, settings, kv.shape[0] - 1)
     target = Target(model, kv, settings, longest, grammars)
     drafters = make_drafters(target)
     return Speculator(drafters, _planner(drafters.max_drafts, target)) if drafters.max_drafts else None

@@ -10,10 +10,6 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -24,13 +20,6 @@
 extern "C" {
 
 void kv_threads(int threads) { pool.resize(threads); }
-
-void kv_huge_pages(void* start, long bytes) {
-#ifdef __linux__
-  uintptr_t from = ((uintptr_t)start + 4095) / 4096 * 4096;
-  madvise((void*)from, (uintptr_t)start + bytes - from, MADV_HUGEPAGE);
-#endif
-}
 
 // weight [out][in] -> panels, every `step`-th of those at `panels`.
 void kv_pack(const float* weight, long out, long in, float* panels, long step) {

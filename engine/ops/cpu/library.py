@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from engine.host_memory import map_pages
 from engine.ops.cpu.build import DEFAULT_CACHE, BuildError, Target, best_target, find
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 Kernel = Callable[..., None]
+
+_LINE = 64
+_SLAB = 64 << 20
 
 
 class Step(ctypes.Structure):
@@ -36,6 +42,28 @@ class Step(ctypes.Structure):
         ("block_size", ctypes.c_int64),
         ("block_stride", ctypes.c_int64),
     )
+
+
+class Slabs:
+    """Memory for weights: one behind the other on huge pages, where the system has them.
+
+    Allocated one by one they would begin and end in the midst of such pages, and get small ones there. A slab
+    is freed with the last tensor that lies in it. Threads may take at once.
+    """
+
+    def __init__(self) -> None:
+        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Bytes that begin at a cache line."""
+        with self._lock:
+            if self._used + size > len(self._slab):
+                self._slab, self._used = map_pages(max(size, _SLAB)), 0
+            piece = self._slab[self._used : self._used + size]
+            self._used += -(-size // _LINE) * _LINE
+            return piece
 
 
 class Kernels:
@@ -68,7 +96,7 @@ class Kernels:
         self.pack = self._kernel("kv_pack", p, n, n, p, n)
         self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p, n)
         self._threads = self._kernel("kv_threads", i)
-        self._huge_pages = self._kernel("kv_huge_pages", p, n)
+        self._slabs = Slabs()
         self.set_threads(torch.get_num_threads())
 
     def set_threads(self, threads: int) -> None:
@@ -76,10 +104,8 @@ class Kernels:
         self._threads(threads)
 
     def allocate(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory for weights, on huge pages where the system has them."""
-        memory = torch.empty(shape, dtype=dtype)
-        self._huge_pages(memory.data_ptr(), memory.nbytes)
-        return memory
+        """Memory for weights, behind what was asked for before; see `Slabs`."""
+        return self._slabs.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     def _kernel(self, name: str, *arguments: object) -> Kernel:
         function = getattr(self._library, name)

@@ -14,8 +14,10 @@
 namespace {
 
 constexpr int PAIR = 2 * PANEL;  // columns that one pass over the rows takes
-constexpr long ROW_BLOCK = 192;  // rows whose activations stay in the second-level cache
-constexpr long K_BLOCK = 2048;   // inputs whose weights (of a pair) stay there
+constexpr long ROW_BLOCK = 192;  // most rows that pass over a pair before the next pair is taken
+constexpr long ROW_BYTES = 400 << 10;  // their inputs stay in the second-level cache
+constexpr long K_BLOCK = 768;  // inputs whose weights (of a pair) stay there
+constexpr long OWN_ROWS = 48;  // rows for which a thread reads all weights
 
 inline long panels_of(long columns) { return (columns + PANEL - 1) / PANEL; }
 
@@ -76,35 +78,35 @@ struct Gated {
   }
 };
 
-// A pass over a pair of panels also fetches a share of the next pair: memory works while registers do.
-inline int lines_of_pass(long pass, long passes) {
-  if (passes == 1) return 4;
-  if (passes < 4) return pass < 2 ? 2 : 0;
-  return pass < 4 ? 1 : 0;
-}
+// The first passes over a pair of panels also fetch the next pair, of which each input has 4 lines, one line for each
+// input: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
+// hardware foresees.
+constexpr long FETCHING = 4;
 
 // Calls part(row, rows, panel, taken, c) for blocks of rows and pairs of panels, of which `taken` are there; c has room
 // for [rows][PAIR]. The part calls the epilogue after each pass: few rows at a time, so that their way to memory overlaps
 // with the next pass.
+//
+// Many rows are divided among the threads, else the panels are: each thread reads a stretch of memory in order.
 template <class Epilogue, class Part>
-void linear(long rows, long panel_bytes, const Epilogue& epilogue, const Part& part) {
+void linear(long rows, long row_bytes, long panel_bytes, const Epilogue& epilogue, const Part& part) {
   constexpr long UNIT = Epilogue::UNIT;
   long units = epilogue.panels() / UNIT, threads = pool.threads();
-  long blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-  // As many parts for each thread, of equal size; several where they are large, so that a slow thread holds
-  // none up.
-  long passes = (std::min(rows, ROW_BLOCK) + MR - 1) / MR;
-  long work = units * UNIT * panel_bytes * passes;
-  long parts = work < 65536 ? 1 : std::min(units, threads * std::clamp(work / (threads * 524288), 1L, 8L));
-  pool.run(parts * blocks, [&](long item) {
+  long most = std::clamp(ROW_BYTES / row_bytes, OWN_ROWS, ROW_BLOCK), blocks = (rows + most - 1) / most;
+  if (rows >= threads * OWN_ROWS) blocks = (blocks + threads - 1) / threads * threads;
+  long passes = (std::min(rows, most) + MR - 1) / MR;
+  bool small = units * UNIT * panel_bytes * passes < 65536;
+  long parts = blocks == 1 && !small ? std::min(units, threads) : 1;
+  long pairs = ((units + parts - 1) / parts * UNIT + 1) / 2;
+  auto item = [&](long i) {
     alignas(64) static thread_local float c[ROW_BLOCK * PAIR];
-    long block = item % blocks, index = item / blocks;
+    long block = i / (parts * pairs), index = i / pairs % parts;
     long first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
-    long end = units * (index + 1) / parts * UNIT;
-    for (long panel = units * index / parts * UNIT; panel < end; panel += 2) {
-      part(first, count, panel, std::min(2L, end - panel), c);
-    }
-  });
+    long panel = units * index / parts * UNIT + i % pairs * 2, end = units * (index + 1) / parts * UNIT;
+    if (panel < end) part(first, count, panel, std::min(2L, end - panel), c);
+  };
+  if (!small) return pool.run(blocks * parts * pairs, item);
+  for (long i = 0; i < blocks * pairs; ++i) item(i);
 }
 
 // The inputs of a linear layer [rows][in], normed where it has a norm.
@@ -128,18 +130,23 @@ struct Inputs {
 template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w, const Epilogue& epilogue) {
   const float* x = inputs.normed();
   long in = inputs.in;
-  linear(inputs.rows, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
+  linear(inputs.rows, in * 4, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
     long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
     const float* b = w + panel * in * PANEL;
-    const char* next = (const char*)(b + 2 * in * PANEL);
-    for (long k = 0; k < in; k += step)
+    for (long k = 0; k < in; k += step) {
+      long depth = std::min(step, in - k);
+      // What comes next: further inputs of this pair, or the next pair.
+      const float* next = k + depth < in ? b + (k + depth) * PANEL : b + panels * in * PANEL;
       for (long pass = 0; pass < passes; ++pass) {
-        long row = count * pass / passes, taken = count * (pass + 1) / passes - row, depth = std::min(step, in - k);
-        int lines = depth == in ? lines_of_pass(pass, passes) : 0;
-        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, c + row * PAIR, PAIR, k > 0,
-                 next + pass * in * lines * 64, lines}, taken, panels * PANEL);
-        if (k + depth == in) epilogue(c + row * PAIR, first + row, taken, panel, panels);
+        long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
+        const float* ahead = pass < FETCHING ? next + pass / 2 * in * PANEL + pass % 2 * depth * 16 : nullptr;
+        float* sums = c + (depth < in ? row : 0) * PAIR;
+        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, sums, PAIR, k > 0,
+                 (const char*)ahead},
+                taken, panels * PANEL);
+        if (k + depth == in) epilogue(sums, first + row, taken, panel, panels);
       }
+    }
   });
 }
 

@@ -127,25 +127,25 @@ template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* 
     for (long i = begin; i < end; ++i)
       quantise_row(x + i * in, in, a.q + i * padded, a.scales + i * groups, a.zeros + i * groups);
   });
-  linear(rows, padded * PANEL, epilogue, [&](long first, long count, long panel, long panels, float* c) {
+  linear(rows, padded, padded * PANEL, epilogue, [&](long first, long count, long panel, long panels, float* c) {
     long passes = (count + MR - 1) / MR, stride = padded * PANEL, width = panels * PANEL;
     const uint8_t* b = w + panel * stride;
     for (long pass = 0; pass < passes; ++pass) {
       long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
       Quantised part{a.q + (first + row) * padded, a.scales + (first + row) * groups,
                      a.zeros + (first + row) * groups, groups};
-      int lines = lines_of_pass(pass, passes);
-      const char* next = (const char*)(b + 2 * stride) + pass * padded / 4 * lines * 64;
+      // A single pass is over sooner than the hardware foresees anything.
+      int lines = passes == 1 ? 4 : pass < FETCHING;
+      const char* next = (const char*)(b + panels * stride) + pass * padded / 4 * lines * 64;
       for (long at = 0; at < width; at += STRIP) {
         const uint8_t* from = b + at / PANEL * stride + at % PANEL * 4;
-        float* to = c + row * PAIR + at;
+        float* to = c + at;
         if (width - at < STRIP) rows_int8<PANEL / W < NV ? PANEL / W : NV, 0>(taken, part, from, stride, to, next);
         else if (at || !lines) rows_int8<NV, 0>(taken, part, from, stride, to, next);
         else if (lines == 1) rows_int8<NV, 1>(taken, part, from, stride, to, next);
-        else if (lines == 2) rows_int8<NV, 2>(taken, part, from, stride, to, next);
         else rows_int8<NV, 4>(taken, part, from, stride, to, next);
       }
-      epilogue(c + row * PAIR, first + row, taken, panel, panels);
+      epilogue(c, first + row, taken, panel, panels);
     }
   });
 }

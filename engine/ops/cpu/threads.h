@@ -1,6 +1,8 @@
 // Threads: a pool whose waits spin for some microseconds, then sleep.
 //
-// Items are claimed one at a time, and the caller works too: a worker that the kernel has not scheduled
+// Each thread has a share of the items, one after the other, so that it reads memory in order and finds in its own
+// cache what it wrote before: equal divisions of rows go to the same thread in one operation after the other. Who has
+// no more takes from the ends of other shares, and the caller works too: a worker that the kernel has not scheduled
 // delays nothing. That is what keeps several processes on the same cores from waiting for each other.
 #pragma once
 
@@ -36,8 +38,9 @@ class Pool {
  public:
   void resize(int threads) {
     std::lock_guard<std::mutex> lock(busy_);
+    threads = std::clamp(threads, 1, MOST);
     active_ = threads;
-    for (; started_ < threads - 1; ++started_) std::thread(&Pool::work, this, started_).detach();
+    for (; started_ < threads - 1; ++started_) std::thread(&Pool::work, this, started_ + 1).detach();
   }
   int threads() const { return active_; }
 
@@ -50,37 +53,58 @@ class Pool {
     call_ = [](const void* context, long i) { (*static_cast<const Fn*>(context))(i); };
     context_ = &fn;
     done_.store(0, std::memory_order_relaxed);
-    // Generation, items, next item: a claim can only succeed in the generation that it has seen.
-    ticket_.store(++generation_ << 48 | (uint64_t)items << 24, std::memory_order_seq_cst);
+    ++generation_;
+    for (long t = 0, threads = active_; t < threads; ++t) {
+      uint64_t begin = items * t / threads, end = items * (t + 1) / threads;
+      shares_[t].bits.store(generation_ << 48 | begin << 24 | end, std::memory_order_seq_cst);
+    }
     if (sleepers_.load(std::memory_order_seq_cst)) wake();
-    while (claim()) {}
+    work_off(0);
     for (int spins = 0; done_.load(std::memory_order_acquire) != items; ++spins)
       spins < 2000 ? pause() : (void)sched_yield();
   }
 
  private:
-  bool claim() {
-    uint64_t seen = ticket_.load(std::memory_order_acquire);
-    for (;;) {
-      long next = seen & 0xffffff, items = seen >> 24 & 0xffffff;
-      if (next >= items) return false;
-      if (ticket_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {
-        call_(context_, next);
-        done_.fetch_add(1, std::memory_order_release);
-        return true;
+  static constexpr int MOST = 256;  // threads
+
+  // What is left of a thread's items: generation, first, end. A claim can only succeed in the generation that it has
+  // seen.
+  struct alignas(128) Share {
+    std::atomic<uint64_t> bits{0};
+    static bool empty(uint64_t seen) { return (seen >> 24 & 0xffffff) >= (seen & 0xffffff); }
+  };
+
+  // The next item of thread `own`: the first that it has left, or the last of another's; -1 for none.
+  long claim(int own) {
+    for (int t = 0, threads = active_; t < threads; ++t) {
+      std::atomic<uint64_t>& share = shares_[(own + t) % threads].bits;
+      uint64_t seen = share.load(std::memory_order_acquire);
+      while (!Share::empty(seen)) {
+        uint64_t left = t == 0 ? seen + (1 << 24) : seen - 1;
+        if (share.compare_exchange_weak(seen, left, std::memory_order_acq_rel))
+          return t == 0 ? seen >> 24 & 0xffffff : left & 0xffffff;
       }
     }
+    return -1;
+  }
+  // Whether there was any. What was done is told once, for all threads write there.
+  bool work_off(int own) {
+    long count = 0;
+    for (long item; (item = claim(own)) >= 0; ++count) call_(context_, item);
+    if (count) done_.fetch_add(count, std::memory_order_release);
+    return count;
   }
   void work(int index) {
     for (int spins = 0;;) {
-      if (index < active_ - 1 && claim()) spins = 0;
+      if (index < active_ && work_off(index)) spins = 0;
       else if (++spins < 1000) pause();
       else sleep(), spins = 0;
     }
   }
   bool idle() const {
-    uint64_t seen = ticket_.load(std::memory_order_seq_cst);
-    return (seen & 0xffffff) >= (seen >> 24 & 0xffffff);
+    for (int t = 0; t < active_; ++t)
+      if (!Share::empty(shares_[t].bits.load(std::memory_order_seq_cst))) return false;
+    return true;
   }
 #ifdef __linux__
   void sleep() {
@@ -98,9 +122,9 @@ class Pool {
   void wake() {}
 #endif
 
-  alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<long> done_{0};
-  alignas(64) std::atomic<int32_t> word_{0};
+  Share shares_[MOST];
+  alignas(128) std::atomic<long> done_{0};
+  alignas(128) std::atomic<int32_t> word_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<int> active_{1};
   std::mutex busy_;

@@ -55,7 +55,7 @@ struct Tile {
   long k;
   float* c; long ldc;
   bool add;
-  const char* next; int lines;
+  const char* next;  // to prefetch, or null
 };
 
 // b and c are where a strip of the tile's columns begins.
@@ -80,11 +80,8 @@ template <bool BF16 = false> void product(const Tile& t, long rows, long columns
     const float* b = t.b + at / PANEL * t.panel + at % PANEL;
     float* c = t.c + at;
     long vectors = std::min<long>((columns - at) / W, NV);
-    int lines = at ? 0 : t.lines;
-    if (vectors < NV || !lines) columns_of<BF16, NV>(t, b, c, rows, vectors);
-    else if (lines == 1) rows_of<BF16, NV, 1>(t, b, c, rows);
-    else if (lines == 2) rows_of<BF16, NV, 2>(t, b, c, rows);
-    else rows_of<BF16, NV, 4>(t, b, c, rows);
+    if (vectors < NV || at || !t.next) columns_of<BF16, NV>(t, b, c, rows, vectors);
+    else rows_of<BF16, NV, 1>(t, b, c, rows);
   }
 }
 
