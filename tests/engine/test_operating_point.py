@@ -124,7 +124,7 @@ def test_a_loaded_server_drafts_next_to_nothing_where_that_is_slower() -> None:
     planner = planner_of(world)
     result = run(world, planner, 100)
     assert result.rate > 0.99 * run(world, FixedPlanner(0), 100).rate
-    assert planner.off[OffReason.BATCH] > 0.95 * sum(map(len, result.counts))
+    assert planner.off[OffReason.BATCH] > 0.9 * sum(map(len, result.counts))
 
 
 def test_the_same_measurements_give_the_same_choices() -> None:
@@ -178,7 +178,7 @@ def test_what_one_drafter_has_shown_says_nothing_of_another() -> None:
         outlook.step()
     gains = outlook.gains([*pair(100), *pair(101)], 4)
     assert (gains[::2] > 0.8).all()
-    assert (gains[1::2] < 0.1).all()
+    assert (gains[1::2] < 0.2).all()
     chances = outlook.chances([*pair(100), *pair(101)])
     assert (chances[::2] > 0.9).all()
     assert (chances[1::2] < 0.3).all()
