@@ -11,7 +11,7 @@ _YOUNG = 50_000
 def settle_collector() -> None:
     """Call it once the model is loaded: what is there now is never looked at again, what comes later seldom.
 
-    A step of a thousand sequences makes thousands of objects, most of which a reference count frees within it.
+    A step of a thousand sequences makes thousands of objects, most of which a reference count frees at once.
     At Python's own threshold several collections fall into every step and take a third of its control cost.
     """
     gc.collect()
