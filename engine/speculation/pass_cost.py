@@ -31,6 +31,7 @@ Seconds = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 _LEVEL_GAIN = 0.15
+_LEAST_S = 1e-9
 _NOISE = 0.06
 """Standard deviation of one pass's time, as a share of it."""
 _SMOOTH, _REACH = 0.15, 0.7
@@ -40,6 +41,8 @@ _LOCAL = 0.04
 _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
+_FIRST = 5
+"""Passes that count in full, for the calibration may be far off."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
 _REFRESH = 4
@@ -83,14 +86,14 @@ class PassCostModel:
         self._bases: dict[int, _Basis] = {}
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
-        """Takes one pass's measurement. Times that are not above 0 are ignored, as clocks give them.
+        """Takes one pass's measurement. What a clock says is over at once is ignored.
 
         Args:
             decodes: sequences in it, at least 1.
             nodes: tokens in it, at least as many.
             seconds: how long it took.
         """
-        if seconds <= 0:
+        if seconds < _LEAST_S:
             return
         self._passes += 1
         band = band_up_to(nodes)
@@ -98,19 +101,23 @@ class PassCostModel:
         deviation, variance = float(mean[0]), float(doubt[0])
         error = math.log(seconds / (float(self._curve(np.array([band]))[0]) * self.level)) - deviation
         sigma = math.sqrt(variance + _NOISE**2)
-        error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
+        if self._passes > _FIRST:
+            error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
+        # A surprise where all was known says how the machine is; elsewhere, how such passes are. The first
+        # ones of all say by how much the calibration is off.
+        moved = max(_LEVEL_GAIN * _NOISE**2 / sigma**2, 1 / self._passes) * error
+        self.level *= math.exp(moved)
+        sample = deviation + error - moved
         key = band_of(decodes), band
         known = self._seen.get(key)
         if known is None:
-            self._seen[key] = _Seen(deviation + error, _NOISE**2, self._passes)
+            self._seen[key] = _Seen(sample, _NOISE**2, self._passes)
         else:
             before = known.variance + (self._passes - known.at) * _DRIFT**2
             gain = before / (before + _NOISE**2)
-            known.mean += gain * (deviation + error - known.mean)
+            known.mean += gain * (sample - known.mean)
             known.variance = (1 - gain) * before
             known.at = self._passes
-        # A surprise where all was known says how the machine is; elsewhere, how such passes are.
-        self.level *= math.exp(_LEVEL_GAIN * _NOISE**2 / (_NOISE**2 + variance) * error)
 
     def seconds(self, decodes: int, most: int, *, sigmas: float = 0.0) -> Seconds:
         """[most - decodes + 1], of passes of `decodes` sequences and from `decodes` to `most` tokens.

@@ -27,7 +27,7 @@ TEXTS = {
     "mostly right": lambda number: Text(lambda place: 0.9),
     "worse further on": lambda number: Text(lambda place: 0.75, decay=0.8),
     "requests differ": lambda number: Text(lambda place: (0.0, 0.9, 0.5, 0.8)[number % 4]),
-    "times change": lambda number: Text(lambda place: 0.9 if number // 32 % 2 else 0.1),
+    "times change": lambda number: Text(lambda place: 0.9 if number // 16 % 2 else 0.1),
 }
 
 
@@ -62,7 +62,7 @@ def test_never_slower_than_none_or_the_best_fixed_number(text: str, cost: str, b
 @pytest.mark.parametrize("text", ["seldom right", "worse further on", "requests differ", "times change"])
 def test_texts_that_differ_and_change(text: str, batch: int) -> None:
     require_fast(
-        World(bent, TEXTS[text], lambda tokens: batch), answers_for(batch) + 64 * (text == "times change")
+        World(bent, TEXTS[text], lambda tokens: batch), answers_for(batch) + 16 * (text == "times change")
     )
 
 
@@ -120,11 +120,10 @@ def test_batches_that_change_quickly(cost: str) -> None:
 
 
 def test_a_loaded_server_drafts_next_to_nothing_where_that_is_slower() -> None:
-    world = World(linear, TEXTS["often right"], lambda tokens: 32)
+    world = World(linear, TEXTS["often right"], lambda tokens: 32, noise=0.0, hiccups=0.0)
     planner = planner_of(world)
     result = run(world, planner, 100)
-    drafts = sum(sum(counts) for counts in result.counts)
-    assert drafts < 0.01 * sum(map(len, result.counts))
+    assert result.rate > 0.99 * run(world, FixedPlanner(0), 100).rate
     assert planner.off[OffReason.BATCH] > 0.9 * sum(map(len, result.counts))
 
 
@@ -179,7 +178,7 @@ def test_what_one_drafter_has_shown_says_nothing_of_another() -> None:
         outlook.step()
     gains = outlook.gains([*pair(100), *pair(101)], 4)
     assert (gains[::2] > 0.8).all()
-    assert (gains[1::2] < 0.1).all()
+    assert (gains[1::2] < 0.2).all()
     chances = outlook.chances([*pair(100), *pair(101)])
     assert (chances[::2] > 0.9).all()
     assert (chances[1::2] < 0.3).all()

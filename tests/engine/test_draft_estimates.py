@@ -1,0 +1,206 @@
+"""The estimates behind the operating point, each by itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.bands import band_of, band_up_to
+from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance
+from engine.speculation.allocation import Allocator
+from engine.speculation.availability import Availability
+from engine.speculation.draft_cost import DraftCostModel
+from engine.speculation.pass_cost import PassCostModel
+from engine.speculation.probing import BUDGET, Budget, Timer
+from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
+
+
+@given(st.integers(1, 100_000))
+def test_bands_hold_their_numbers_and_are_narrow(count: int) -> None:
+    assert band_of(count) <= count <= band_up_to(count)
+    assert count - band_of(count) < max(1, count / 8 + 1)
+    assert band_up_to(count) - count < max(1, count / 8 + 1)
+    assert band_of(band_of(count)) == band_of(count)
+    assert band_up_to(band_up_to(count)) == band_up_to(count)
+
+
+@given(size=st.sampled_from([8, 16, 32, 64, 128]), beyond=st.integers(1, 8))
+def test_bands_end_where_tiles_do(size: int, beyond: int) -> None:
+    assert band_up_to(size) == size
+    assert band_up_to(size + beyond) > size
+
+
+def curve(tokens: int) -> float:
+    return 0.02 + 0.001 * tokens
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 0.3])
+def test_a_calibration_of_another_speed_is_corrected(factor: float) -> None:
+    model = PassCostModel([(1, curve(1)), (64, curve(64))])
+    for _ in range(40):
+        for nodes in (4, 12):
+            model.observe(4, nodes, factor * curve(nodes))
+    estimate = model.seconds(4, 20)
+    assert len(estimate) == 17
+    # Sizes that were not seen follow: the whole machine is so much faster or slower.
+    assert estimate == pytest.approx([factor * curve(nodes) for nodes in range(4, 21)], rel=0.05)
+
+
+def test_what_the_curve_does_not_have_is_learnt_where_it_is_seen() -> None:
+    model = PassCostModel([(1, 0.02)])
+    for _ in range(60):
+        for nodes in (1, 8, 9):
+            model.observe(1, nodes, 0.02 if nodes < 9 else 0.03)
+    estimate = model.seconds(1, 9)
+    assert estimate[8] / estimate[0] == pytest.approx(1.5, rel=0.05)
+    assert estimate[7] / estimate[0] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_hiccup_moves_estimates_little() -> None:
+    model = PassCostModel([(1, curve(1)), (64, curve(64))])
+    for _ in range(50):
+        model.observe(2, 6, curve(6))
+    before = model.seconds(2, 6)
+    model.observe(2, 6, 50 * curve(6))
+    assert model.seconds(2, 6) == pytest.approx(before, rel=0.05)
+
+
+def test_of_several_calibrations_of_one_size_the_least_counts() -> None:
+    assert PassCostModel([(4, 0.3), (4, 0.1), (1, 0.2)]).seconds(1, 4)[-1] == pytest.approx(0.2)
+
+
+def test_the_drafter_is_cheap_until_it_is_known_and_then_what_it_is() -> None:
+    model = DraftCostModel()
+    assert not model.seconds(4, 8, level=1.0).any()
+    for _ in range(20):
+        model.observe(4, 0, 0.001, level=2.0)
+        model.observe(4, 4, 0.009, level=2.0)
+    assert model.seconds(4, 6, level=2.0) == pytest.approx([0.001 + 0.002 * count for count in range(7)])
+    # A machine twice as fast drafts twice as fast; other batches are taken to be alike but for what is idle.
+    assert model.seconds(4, 4, level=1.0)[-1] == pytest.approx(0.0045)
+    assert model.seconds(9, 4, level=2.0)[-1] == pytest.approx(0.008)
+
+
+def test_more_drafts_never_seem_cheaper() -> None:
+    model = DraftCostModel()
+    model.observe(1, 2, 0.5, level=1.0)
+    model.observe(1, 4, 0.1, level=1.0)
+    assert (np.diff(model.seconds(1, 6, level=1.0)) >= 0).all()
+
+
+def test_each_position_has_its_own_rate_and_each_request_its_own() -> None:
+    randomness = random.Random(0)
+    model = ChainAcceptance(3)
+    chances = {0: 0.5, 1: 0.9}
+    for _ in range(600):
+        for request, chance in chances.items():
+            right = 0
+            while right < 3 and randomness.random() < chance * 0.9**right:
+                right += 1
+            model.observe(request, 3, right)
+        model.step()
+    poor, good, fresh = model.gains([0, 1, 2], 3)
+    assert poor[0] + 0.1 < fresh[0] < good[0] - 0.05
+    assert fresh[0] == pytest.approx(0.7, abs=0.1)
+    model.forget(1)
+    assert model.gains([1], 3)[0] == pytest.approx(fresh)
+
+
+@pytest.mark.parametrize("model", [ChainAcceptance(15), TreeAcceptance(15)])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_further_drafts_never_add_more(data: st.DataObject, model: AcceptanceModel) -> None:
+    for _ in range(data.draw(st.integers(0, 20))):
+        drafted = data.draw(st.integers(1, 15))
+        model.observe(data.draw(st.integers(0, 3)), drafted, data.draw(st.integers(0, drafted)))
+        model.step()
+    gains = model.gains([0, 1, 9], 15)
+    assert (gains > 0).all()
+    assert (np.diff(gains, axis=1) <= 1e-12).all()
+    assert (model.gains([0, 1, 9], 15, sigmas=1.0).sum(axis=1) >= gains.sum(axis=1) - 1e-9).all()
+
+
+def test_a_tree_holds_what_it_was_seen_to_hold() -> None:
+    model = TreeAcceptance(13)
+    assert tree_sizes(13) == (1, 2, 3, 4, 6, 9, 13)
+    for step in range(400):
+        for size, right in ((2, 0.8), (13, 2.0)):
+            model.observe(size, size, int(right) + (step % 10 < 10 * (right % 1)))
+        model.step()
+    gains = model.gains([99], 13)[0]
+    assert gains[:2].sum() == pytest.approx(0.8, rel=0.1)
+    assert gains.sum() == pytest.approx(2.0, rel=0.1)
+
+
+def test_chances_of_a_request_that_finds_nothing_fall() -> None:
+    model = Availability()
+    for _ in range(40):
+        model.observe(0, False)
+        model.observe(1, True)
+        model.step()
+    never, always, fresh = model.chances([0, 1, 2])
+    assert never < 0.15 < 0.4 < fresh < 0.7 < always
+    model.forget(0)
+    assert model.chances([0])[0] == pytest.approx(fresh)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), requests=st.integers(1, 3), most=st.integers(1, 3))
+def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most: int) -> None:
+    share = st.floats(0.05, 1.0)
+    gains = np.cumprod([[data.draw(share) for _ in range(most)] for _ in range(requests)], axis=1)
+    limits = [data.draw(st.integers(0, most)) for _ in range(requests)]
+    pass_s = np.cumsum([data.draw(st.floats(1e-3, 1.0)) for _ in range(requests * most + 1)])
+    draft_s = np.cumsum([data.draw(st.floats(0.0, 0.5)) for _ in range(most + 1)])
+    allocator = Allocator(gains, np.ones(requests), limits, pass_s, draft_s)
+
+    def rate(counts: tuple[int, ...]) -> float:
+        tokens = requests + sum(gains[index, :count].sum() for index, count in enumerate(counts))
+        return tokens / (pass_s[sum(counts)] + draft_s[max(counts)])
+
+    ways = allocator.best(list(range(1, most + 1)))
+    possible = list(itertools.product(*(range(limit + 1) for limit in limits)))
+    assert bool(ways) == any(any(counts) for counts in possible)
+    if not ways:
+        return
+    fastest = max(rate(counts) for counts in possible if any(counts))
+    found = max(ways.values(), key=lambda way: way.rate)
+    assert all(count <= limit for count, limit in zip(found.counts, limits, strict=True))
+    assert rate(found.counts) >= 0.998 * fastest
+    assert allocator.expected(found.counts).rate == pytest.approx(rate(found.counts))
+    assert allocator.none().rate == pytest.approx(rate((0,) * requests))
+
+
+def test_drafts_that_seldom_come_cost_as_seldom() -> None:
+    """What nearly never comes is worth asking for even where a pass with it is slow."""
+    gains, limits = np.array([[0.9]]), [1]
+    pass_s, draft_s = np.array([1.0, 1.5]), np.zeros(2)
+    way = Allocator(gains, np.array([0.1]), limits, pass_s, draft_s).best([1])[1]
+    assert way.seconds == pytest.approx(1.05)
+    assert way.rate == pytest.approx(1.09 / 1.05)
+
+
+def test_timers_wait_longer_and_longer() -> None:
+    timer = Timer(first=2, last=8)
+    probes = []
+    for step in range(40):
+        if timer.wait():
+            timer.probed()
+            probes.append(step)
+    assert [b - a for a, b in itertools.pairwise(probes)][:4] == [4, 8, 8, 8]
+    timer.again()
+    assert timer.wait()
+
+
+def test_the_budget_bounds_what_probes_lose() -> None:
+    budget = Budget()
+    lost = 0.0
+    for _ in range(20_000):
+        budget.step(1.0)
+        lost += 0.5 * budget.spend(0.5)
+    assert 0.5 * BUDGET * 20_000 < lost <= 1.1 * BUDGET * 20_000
