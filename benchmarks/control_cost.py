@@ -32,6 +32,7 @@ from engine.models.config import ModelConfig
 from engine.models.features import FeatureTap
 from prefix_index.hashing import ChainHasher
 from tests.engine.digest_model import MODEL_CONFIG
+from worker.collector import settle_collector
 
 SIZES = (1, 64, 256, 1024)
 BAR_S = 2.5e-3
@@ -124,6 +125,8 @@ def control(bars: Bars) -> Table:
     """Greedy steps by number of sequences."""
     table = Table("sequences", "ms", "us each", title="control cost of a decode step, greedy")
     model = FreeModel(SMALL_VOCAB, max(SIZES))
+    # As in a worker's process.
+    settle_collector()
     times = {size: step_time(model, GREEDY, size, STEPS) for size in SIZES}
     for size, spread in times.items():
         table.add_row(str(size), spread.text(1e3, 2), spread.text(1e6 / size, 2))

@@ -25,6 +25,7 @@ from cluster.processes import ProcessId, identify
 from cluster.worker_environment import prepare_worker_process
 from kvrelay.v1 import worker_pb2
 from telemetry import logs
+from worker.collector import settle_collector
 from worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class WorkerActor:
             )
         )
         info = await self._service.start()
+        settle_collector()
         self._watch = asyncio.create_task(self._end_with_engine(self._service))
         self._started = StartedWorker(info.SerializeToString(), bearer.process, bearer.node_id)
         return self._started

@@ -19,7 +19,7 @@ from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
 from engine.speculation.assembly import make_speculator
 from engine.speculation.choice import NO_DRAFTERS
-from engine.speculation.registry import draft_layers
+from engine.speculation.registry import draft_layers, reads_features
 from engine.speculation.revision import draft_revision
 from kv_transfer import registry
 from kv_transfer.transports.base import Transport, TransportConfig
@@ -94,12 +94,13 @@ def assemble(config: WorkerConfig) -> Assembly:
     revision = model_revision(settings.model_dir, settings.quantization, settings.max_model_len)
     hasher = ChainHasher(hash_model(config.model_name, revision), settings.block_size)
     grammars = _grammars(config, model.config)
-    speculates = config.decodes or extra_layers > 0
+    hands_over = reads_features(settings.speculation)
+    speculates = config.decodes or hands_over
     speculator = make_speculator(model, pool, settings, grammars) if speculates else None
     drafters = NO_DRAFTERS if speculator is None else speculator.drafters
     engine = LLMEngine(model, pool, settings, hasher, grammars, speculator=speculator)
     _warn_of_short_context(settings, model.config, num_blocks, bytes_per_block)
-    draft = draft_revision(settings.speculation) if extra_layers else ""
+    draft = draft_revision(settings.speculation) if hands_over else ""
     region = PoolRegion(pool.data_ptr(), pool.shape[0], bytes_per_block, pool)
     return Assembly(
         engine=engine,

@@ -17,7 +17,7 @@ class WorkerConfig:
         node_id: the machine, as Ray names it.
         model_name: canonical name of the model, part of the identity.
         engine: the engine's settings.
-        decodes: whether it writes answers; one that does not drafts only to hand the drafter's KV over.
+        decodes: whether it writes answers; one that does not has a drafter only for what it hands over.
         host: address to bind and to advertise.
         redis_url: the prefix index's server.
         index_namespace: separates deployments that share a Redis.

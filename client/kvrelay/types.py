@@ -187,7 +187,7 @@ class Timeline:
         attempts: how often the request was dispatched; 1 where nothing failed.
         spans: only with `trace=True`.
         decode_passes: passes of the model that decoded for it, in the last attempt, where its worker
-            speculates, else 0.
+            drafts for it, else 0.
         drafted_tokens: drafts that these verified.
         accepted_tokens: drafts that were right: tokens that cost no pass of their own.
     """

@@ -31,6 +31,7 @@ Seconds = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 _LEVEL_GAIN = 0.15
+_LEAST_S = 1e-9
 _NOISE = 0.06
 """Standard deviation of one pass's time, as a share of it."""
 _SMOOTH, _REACH = 0.15, 0.7
@@ -85,14 +86,14 @@ class PassCostModel:
         self._bases: dict[int, _Basis] = {}
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
-        """Takes one pass's measurement. Times that are not above 0 are ignored, as clocks give them.
+        """Takes one pass's measurement. What a clock says is over at once is ignored.
 
         Args:
             decodes: sequences in it, at least 1.
             nodes: tokens in it, at least as many.
             seconds: how long it took.
         """
-        if seconds <= 0:
+        if seconds < _LEAST_S:
             return
         self._passes += 1
         band = band_up_to(nodes)

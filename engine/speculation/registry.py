@@ -1,7 +1,9 @@
 """Finds draft methods: any module in drafters/ that defines `create(config, target) -> Drafter`.
 
 One that keeps KV in the model's blocks also defines `layers(config, model) -> int`, for the pool is there
-before the drafter is. One that has no draft model or head says `NEEDS_MODEL = False`: requests may choose it.
+before the drafter is. One that reads features of the model says `READS_FEATURES = True`: it needs those of
+the context, wherever that is computed. One that has no draft model or head says `NEEDS_MODEL = False`:
+requests may choose it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ def draft_layers(config: SpeculationConfig, model: ModelConfig) -> int:
     layers: Callable[[SpeculationConfig, ModelConfig], int] | None
     layers = getattr(_module(config), "layers", None)
     return 0 if layers is None else layers(config, model)
+
+
+def reads_features(config: SpeculationConfig) -> bool:
+    """Whether a worker that only prefills has to tell what the method's drafter goes on from."""
+    return config.method != NONE and getattr(_module(config), "READS_FEATURES", False)
 
 
 def create_drafter(config: SpeculationConfig, target: Target) -> Drafter | None:

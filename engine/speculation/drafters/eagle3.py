@@ -8,6 +8,8 @@ from engine.speculation.config import SpeculationConfig
 from engine.speculation.eagle.config import Generation
 from engine.speculation.eagle.loading import create_eagle, eagle_layers
 
+READS_FEATURES = True
+
 
 def layers(config: SpeculationConfig, model: ModelConfig) -> int:
     """Layers of the head. Raises as `create`."""

@@ -6,6 +6,8 @@ from engine.speculation.base import Drafter, Target
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.medusa.loading import create_medusa
 
+READS_FEATURES = True
+
 
 def create(config: SpeculationConfig, target: Target) -> Drafter:
     """The drafter; ValueError for settings out of bounds, ModelError for heads that cannot be used."""

@@ -170,3 +170,22 @@ def test_texts_and_tokens(cluster: LiveCluster, client: Client) -> None:
     assert (counted["count"], counted["tokens"]) == (6, list(tokens.token_ids))
     assert max(tokens.token_ids) < VOCAB_SIZE
     assert client.model(MODEL).max_model_len == counted["max_model_len"]
+
+
+def test_requests_choose_how_they_are_drafted_for(cluster: LiveCluster, client: Client) -> None:
+    """In a deployment without a draft method, near and remote; a seed gives the same tokens however."""
+    common: dict[str, Any] = {"max_tokens": 32, "temperature": 0.8, "seed": 5, "ignore_eos": True}
+    for token_ids in (PROMPTS[1], PROMPTS[3]):
+        plain = client.generate(token_ids=token_ids, allowed_token_ids=[97, 98, 99], **common)
+        assert plain.timeline.decode_passes == 0
+        for method in ("none", "ngram", "suffix"):
+            speculation = {"method": method, "num_speculative_tokens": 2}
+            answer = client.generate(
+                token_ids=token_ids, allowed_token_ids=[97, 98, 99], speculation=speculation, **common
+            )
+            assert answer.token_ids == plain.token_ids
+            assert (answer.timeline.drafted_tokens > 0) == (method != "none")
+    body = {"model": MODEL, "prompt": "a", "speculation": {"method": "eagle3"}}
+    response = httpx.post(f"{cluster.state.http_url}/v1/completions", json=body)
+    assert response.status_code == 400
+    assert "must be one of none, ngram, suffix" in response.json()["error"]["message"]
