@@ -8,7 +8,7 @@ import torch
 
 from engine.api import EngineRequest, SamplingParams
 from engine.kv.storage import allocate_pool
-from engine.models.base import DraftedLM
+from engine.models.base import CausalLM, DraftedLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
 from engine.models.layer_groups import layers_per_block
@@ -198,8 +198,10 @@ class Drafting:
         )
 
 
-def features_of(model: DraftedLM, points: FeaturePoints, tokens: Sequence[int]) -> torch.Tensor:
-    """The model's features of all tokens, computed in one pass over a pool of its own."""
+def whole_pass(
+    model: CausalLM, tokens: Sequence[int], logits_rows: torch.Tensor
+) -> tuple[ForwardBatch, torch.Tensor]:
+    """One pass over all tokens, and a pool of its own."""
     blocks = torch.arange(1, len(model.config.layer_groups) + 1)[:, None]
     kv = allocate_pool(model.config, 2 * len(blocks), len(tokens), torch.float32)
     positions = torch.arange(len(tokens))
@@ -210,8 +212,14 @@ def features_of(model: DraftedLM, points: FeaturePoints, tokens: Sequence[int]) 
         query_starts=(0, len(tokens)),
         context_lens=(len(tokens),),
         block_tables=blocks[..., None],
-        logits_rows=positions,
+        logits_rows=logits_rows,
     )
+    return batch, kv
+
+
+def features_of(model: DraftedLM, points: FeaturePoints, tokens: Sequence[int]) -> torch.Tensor:
+    """The model's features of all tokens, computed in one pass over a pool of its own."""
+    batch, kv = whole_pass(model, tokens, torch.arange(len(tokens)))
     features = torch.empty(len(tokens), points.width(model.config.hidden_size))
     model.forward(batch, kv, FeatureTap(points, features))
     return features

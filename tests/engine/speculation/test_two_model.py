@@ -30,7 +30,7 @@ from engine.speculation.two_model.cache import DraftCache
 from engine.speculation.two_model.drafter import DraftLimits, TwoModelDrafter
 from engine.speculation.two_model.loading import check_vocabularies
 from engine.speculation.verification.base import Bounds
-from tests.support.drafting import new_sequence
+from tests.support.drafting import new_sequence, whole_pass
 from tests.support.speculation import run_alone, speculating
 from tests.support.tiny_families import tiny_variety
 from tests.support.tiny_models import IM_END, VOCAB_SIZE, tiny_llama
@@ -92,18 +92,7 @@ def make(model: DraftedLM, limits: DraftLimits = LIMITS, num_blocks: int = 100, 
 
 def logits_after(model: CausalLM, tokens: list[int]) -> torch.Tensor:
     """[vocab], of one pass over all tokens."""
-    blocks = torch.arange(1, len(model.config.layer_groups) + 1)[:, None]
-    kv = allocate_pool(model.config, 2 * len(blocks), len(tokens), torch.float32)
-    positions = torch.arange(len(tokens))
-    batch = ForwardBatch(
-        token_ids=torch.tensor(tokens),
-        positions=positions,
-        slots=len(tokens) * blocks + positions,
-        query_starts=(0, len(tokens)),
-        context_lens=(len(tokens),),
-        block_tables=blocks[..., None],
-        logits_rows=positions[-1:],
-    )
+    batch, kv = whole_pass(model, tokens, torch.tensor([len(tokens) - 1]))
     return model.forward(batch, kv)[0]
 
 
