@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from training.precision import product_dtype
+
 _ROWS = 512
 
 
@@ -22,7 +24,8 @@ class _LmHeadLoss(torch.autograd.Function):
         rows: torch.Tensor,
         row_weights: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        low, matrix = hidden.bfloat16(), weight.bfloat16()
+        dtype = product_dtype(hidden.device.type)
+        low, matrix = hidden.to(dtype), weight.to(dtype)
         needed = ctx.needs_input_grad[0]
         hidden_grad = torch.empty_like(hidden) if needed else None
         weight_grad = torch.zeros_like(weight) if needed else None
@@ -38,7 +41,7 @@ class _LmHeadLoss(torch.autograd.Function):
             guess = logits.sub_(total).exp_()
             overlaps.append(torch.minimum(guess, wanted).sum(dim=1))
             if hidden_grad is not None and weight_grad is not None:
-                slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).bfloat16()
+                slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).to(dtype)
                 hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
                 weight_grad += slope.t() @ low[part]
         ctx.gradients = (hidden_grad, weight_grad)
@@ -62,7 +65,7 @@ def lm_head_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weighted sum of cross-entropies of softmax(hidden @ weight^T) against the teacher's probabilities.
 
-    The products are computed in bf16, everything else in fp32.
+    The products are computed in the device's fast type (`product_dtype`), everything else in fp32.
 
     Args:
         hidden: [N, H], what the LM head sees.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from training.dataset import TrainingBatch
+from training.precision import product_dtype
 from training.target import TargetWeights
 
 
@@ -24,10 +25,10 @@ class Teacher:
     def __init__(self, target: TargetWeights, token_ids: torch.Tensor, device: str) -> None:
         self.embedding = target.embedding.to(device)
         self.token_ids = token_ids.to(device)
-        self._rows = target.lm_head.index_select(0, token_ids).to(device, torch.bfloat16)
+        self._rows = target.lm_head.index_select(0, token_ids).to(device, product_dtype(device))
 
     @torch.no_grad()
     def probabilities(self, training: TrainingBatch) -> torch.Tensor:
         """[T, Vd] bf16: of the token after each; the draft vocabulary's share, so rows sum to at most 1."""
-        logits = (training.final @ self._rows.t()).float()
+        logits = (training.final.to(self._rows.dtype) @ self._rows.t()).float()
         return logits.sub_(training.log_totals[:, None]).exp_().bfloat16()

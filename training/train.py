@@ -19,6 +19,7 @@ from training.head import Eagle3Head, HeadConfig
 from training.initial import new_head
 from training.loss import lm_head_loss
 from training.optimizers import HeadOptimizer
+from training.precision import product_dtype
 from training.target import TargetWeights, feature_layers
 from training.teacher import Teacher
 from training.unroll import unroll
@@ -192,7 +193,8 @@ class Trainer:
         kept = torch.rand(count, generator=generator).to(device) < config.chain_share
         shown = (0.0, 0.0)
         loss = torch.zeros((), device=device)
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
+        dtype = product_dtype(device)
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
             steps = unroll(head, self._teacher.embedding, training.batch, config.unroll_steps, kept)
             for step, found in enumerate(steps):
                 share = config.chain_share if step else 1.0
