@@ -264,7 +264,7 @@ template <bool BF16> struct Attention {
         if (seen_by <= 0) continue;
         long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
         long lanes = d / PER_LANE;
-        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr}, taken,
+        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr, 0}, taken,
                       wide);
         float best[MR];
         for (long i = 0; i < taken; ++i) {
@@ -275,7 +275,7 @@ template <bool BF16> struct Attention {
         }
         softmax(scores, wide, best, r, row, taken);
         long seen_lanes = (near + PER_LANE - 1) / PER_LANE;
-        product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr}, taken, d);
+        product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr, 0}, taken, d);
       }
     }
   }

@@ -17,6 +17,10 @@ constexpr int PAIR = 2 * PANEL;  // columns that one pass over the rows takes
 constexpr long ROW_BLOCK = 192;  // most rows that pass over a pair before the next pair is taken
 constexpr long ROW_BYTES = 400 << 10;  // their inputs stay in the second-level cache
 constexpr long K_BLOCK = 768;  // inputs whose weights (of a pair) stay there
+// Where registers hold no pair of panels, few rows take one panel after the other, and of each as many inputs as stay in
+// the first-level cache.
+constexpr long NARROW_PASSES = STRIP < PAIR ? 8 : 0;
+constexpr long NARROW_K_BLOCK = 192;
 constexpr long OWN_ROWS = 48;  // rows for which a thread reads all weights
 
 inline long panels_of(long columns) { return (columns + PANEL - 1) / PANEL; }
@@ -78,11 +82,6 @@ struct Gated {
   }
 };
 
-// The first passes over a pair of panels also fetch the next pair, of which each input has 4 lines, one line for each
-// input: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
-// hardware foresees.
-constexpr long FETCHING = 4;
-
 // Calls part(row, rows, panel, taken, c) for blocks of rows and pairs of panels, of which `taken` are there; c has room
 // for [rows][PAIR]. The part calls the epilogue after each pass: few rows at a time, so that their way to memory overlaps
 // with the next pass.
@@ -127,26 +126,60 @@ struct Inputs {
   }
 };
 
+// What a pass over a block of inputs fetches meanwhile.
+struct Ahead {
+  const char* at;  // or null
+  long pace;       // bytes for each strip and input
+};
+
+// The first passes over a pair of panels also fetch the next pair, of which each input has 4 lines, one line for each
+// input: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
+// hardware foresees.
+constexpr long FETCHING = 4;
+inline Ahead ahead_of_pair(const float* next, long in, long depth, long pass) {
+  if (pass >= FETCHING) return {nullptr, 0};
+  return {(const char*)(next + pass / 2 * in * PANEL + pass % 2 * depth * 16), 64 * STRIP / PAIR};
+}
+
+// What follows a block of a single panel is the next block. The strips over it, at most so many, fetch equal parts.
+constexpr long FETCHING_STRIPS = 8;
+inline Ahead ahead_of_block(const float* next, long depth, long pass, long passes, long rows) {
+  long strips = 0, before = 0;
+  for (long i = 0; i < passes; ++i) {
+    if (i == pass) before = strips;
+    strips += PANEL / strip_of(rows * (i + 1) / passes - rows * i / passes);
+  }
+  strips = std::min(strips, FETCHING_STRIPS);
+  if (before >= strips) return {nullptr, 0};
+  long pace = (PANEL * 4 + strips - 1) / strips;
+  return {(const char*)next + before * depth * pace, pace};
+}
+
 template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w, const Epilogue& epilogue) {
   const float* x = inputs.normed();
   long in = inputs.in;
   linear(inputs.rows, in * 4, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
-    long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
-    const float* b = w + panel * in * PANEL;
-    for (long k = 0; k < in; k += step) {
-      long depth = std::min(step, in - k);
-      // What comes next: further inputs of this pair, or the next pair.
-      const float* next = k + depth < in ? b + (k + depth) * PANEL : b + panels * in * PANEL;
-      for (long pass = 0; pass < passes; ++pass) {
-        long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
-        const float* ahead = pass < FETCHING ? next + pass / 2 * in * PANEL + pass % 2 * depth * 16 : nullptr;
-        float* sums = c + (depth < in ? row : 0) * PAIR;
-        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, sums, PAIR, k > 0,
-                 (const char*)ahead},
-                taken, panels * PANEL);
-        if (k + depth == in) epilogue(sums, first + row, taken, panel, panels);
+    long passes = (count + MR - 1) / MR;
+    bool narrow = passes <= NARROW_PASSES;
+    long step = narrow ? NARROW_K_BLOCK : passes == 1 ? in : K_BLOCK, wide = narrow ? 1 : panels;
+    bool kept = step < in || wide < panels;  // sums, until the last pass over these rows
+    for (long p = 0; p < panels; p += wide)
+      for (long k = 0; k < in; k += step) {
+        long depth = std::min(step, in - k);
+        const float* b = w + (panel + p) * in * PANEL;
+        // What comes next: further inputs of these panels, or the next panels.
+        const float* next = k + depth < in ? b + (k + depth) * PANEL : b + wide * in * PANEL;
+        for (long pass = 0; pass < passes; ++pass) {
+          long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
+          auto [at, pace] =
+              narrow ? ahead_of_block(next, depth, pass, passes, count) : ahead_of_pair(next, in, depth, pass);
+          float* sums = c + (kept ? row : 0) * PAIR;
+          product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, sums + p * PANEL, PAIR,
+                   k > 0, at, pace},
+                  taken, wide * PANEL);
+          if (k + depth == in && p + wide == panels) epilogue(sums, first + row, taken, panel, panels);
+        }
       }
-    }
   });
 }
 
