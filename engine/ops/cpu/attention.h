@@ -145,8 +145,8 @@ template <bool BF16> struct Attention {
     return ahead;
   }
 
-  // Copies the keys of a tile, turned, to [head_dim][KEYS]; pairs of dimensions share a lane where BF16. Meanwhile keys of
-  // the next tile are fetched.
+  // Copies the keys of a tile, turned, to [head_dim][KEYS]; pairs of dimensions share a lane where BF16. Keys of the next
+  // tile are fetched meanwhile, up to `fetched`.
   void turn(const float* const* rows, long count, Ahead& ahead, long fetched, float* keys) const {
     constexpr long DIMS = W * PER_LANE;
     long d = s.head_dim, steps = (count + W - 1) / W * ((d + DIMS - 1) / DIMS), each = (fetched + steps - 1) / steps;
