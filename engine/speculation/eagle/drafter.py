@@ -131,8 +131,13 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
-        """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
+        """See `engine.speculation.base.Drafter`.
+
+        Without a feature the context came from a worker without a head: drafting begins at the next token.
+        """
         if not carried:
+            # But for what was found here, which is as far as blocks are sealed.
+            self._clear(self._blocks(sequence)[sequence.num_sealed :])
             return
         width = self._head.config.points.width(self._head.config.target_hidden_size)
         feature = unpack_feature(carried, width, self._kv)
@@ -144,11 +149,6 @@ class EagleDrafter:
     def complete(self, sequence: EngineSequence) -> None:
         """Writes the entries that wait."""
         self._catch_up([sequence])
-
-    @torch.inference_mode()
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Marks blocks whose KV came from a worker without a head: they have no entries."""
-        self._own[list(blocks)] = 0
 
     def _state(self, extent: Extent) -> EagleState:
         """The sequence's state, made such that the next entry is that of `first`, or of the one after."""
@@ -172,6 +172,10 @@ class EagleDrafter:
         sequence = extent.sequence
         is_single = len(extent.rows) == 1 and not extent.recomputed
         return state.drafts or sequence.hold or not is_single or state.computed % self._block_size == 0
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        """Marks blocks that have no entries."""
+        self._own[list(blocks)] = 0
 
     def _unset(self, sequence: EngineSequence, start: int, end: int) -> None:
         for position in range(start, end):
