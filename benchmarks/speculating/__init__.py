@@ -1,0 +1,1 @@
+"""What speculation gives: one file for each part of `benchmarks/speculation.py`, and what they share."""

@@ -1,0 +1,72 @@
+"""The ways to speculate that are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.speculation.config import NO_SPECULATION, SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to speculate.
+
+    Attributes:
+        name: as tables show it.
+        speculation: settings of the engine.
+        drafts: always so many; None lets the engine choose where `speculation.adaptive` says so, and asks for
+            all that the method allows otherwise.
+    """
+
+    name: str
+    speculation: SpeculationConfig = NO_SPECULATION
+    drafts: int | None = None
+
+
+NONE = Variant("none")
+
+# Depth, children of a node and nodes. A short chain costs little, a great tree shows what a head knows.
+SHAPES = {
+    "chain of 2": (2, 1, 3),
+    "chain of 5": (5, 1, 6),
+    "tree of 16": (6, 4, 16),
+    "tree of 60": (6, 10, 60),
+}
+# By which the two rules are compared.
+COMPARED = ("chain of 5", "tree of 16")
+RULES = ("coupled", "standard")
+
+
+def shaped(head: SpeculationConfig, shape: str) -> Variant:
+    """A head that always drafts in one of `SHAPES`."""
+    depth, topk, nodes = SHAPES[shape]
+    speculation = replace(
+        head, num_speculative_tokens=depth, eagle_topk=topk, num_draft_tokens=nodes, adaptive=False
+    )
+    return Variant(f"{head.method} {shape}", speculation)
+
+
+def lookups() -> list[Variant]:
+    """Methods that need no model, at their full length."""
+    ngram = SpeculationConfig(method="ngram", num_speculative_tokens=6, adaptive=False)
+    suffix = SpeculationConfig(method="suffix", eagle_topk=4, num_draft_tokens=12, adaptive=False)
+    return [Variant("ngram", ngram), Variant("suffix", suffix)]
+
+
+def ways_to_draft(head: SpeculationConfig | None) -> list[Variant]:
+    """Methods at fixed sizes: what they give must not depend on what pays here."""
+    return lookups() + ([] if head is None else [shaped(head, shape) for shape in SHAPES])
+
+
+def under_rule(variant: Variant, rule: str) -> Variant:
+    """The same with another rule of verification, named after it."""
+    return Variant(f"{variant.name}, {rule}", replace(variant.speculation, verification=rule))
+
+
+def operating_points(method: SpeculationConfig, most: int) -> list[Variant]:
+    """The adaptive one and each fixed number of drafts, 0 left out: none stands beside them."""
+    chain = replace(method, num_speculative_tokens=most)
+    return [Variant(ADAPTIVE, chain), *(Variant(f"k = {k}", chain, drafts=k) for k in range(1, most + 1))]
+
+
+ADAPTIVE = "adaptive"
