@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from cluster.model_store.heads import known
 from cluster.model_store.store import ModelEntry
 from cluster.speculation_spec import AUTO, NONE, SpeculationSpec
 from engine.speculation.config import NO_SPECULATION, SpeculationConfig
+from engine.speculation.medusa.choices import Choice
 
 # Settings that are left to the engine's defaults, or a packaged head's, where the spec does not say.
 _OPEN = (
@@ -38,11 +40,26 @@ def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationCon
         if folder is None and own is not None and spec.method == own.head_method:
             folder = own.head
         planned = SpeculationConfig(method=spec.method, model=folder)
-    given = {name: value for name in _OPEN if (value := getattr(spec, name)) is not None}
+    open_ones = {name: getattr(spec, name) for name in _OPEN}
+    given = _bounds_of(spec.medusa_choices) | {
+        name: value for name, value in open_ones.items() if value is not None
+    }
     return replace(
         planned,
+        medusa_choices=spec.medusa_choices,
         verification=spec.verification,
         adaptive=spec.adaptive,
         per_request=spec.per_request,
         **given,
     )
+
+
+def _bounds_of(choices: Sequence[Choice]) -> dict[str, int]:
+    """The bounds that a tree of these choices just keeps; none where nothing is chosen."""
+    if not choices:
+        return {}
+    return {
+        "num_speculative_tokens": max(map(len, choices)),
+        "eagle_topk": 1 + max(map(max, choices)),
+        "num_draft_tokens": 1 + len(choices),
+    }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pkgutil
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 import engine.speculation.drafters
 from cluster.spec_section import Section
+from engine.speculation.medusa.choices import in_order
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, MEDUSA = "auto", "none", "medusa"
 _MAX_NODES = 64
 
 
@@ -49,6 +50,14 @@ class SpeculationSpec(Section):
     prompt_lookup_min: int | None = Field(
         default=None, ge=1, le=64, description="Shortest n-gram that ngram matches; default: 2."
     )
+    medusa_choices: Annotated[
+        tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)
+    ] = Field(
+        default=(),
+        description="Nodes of a Medusa tree, each a list of ranks: [0, 2] is the second head's third "
+        "candidate behind the first head's likeliest. Depth, children and nodes then follow from it. "
+        "Default: a tree of their size that is usually good.",
+    )
     verification: Literal["coupled", "standard"] = Field(
         default="coupled",
         description="Of requests that bring no seed. coupled: the same noise gives the same answer with any "
@@ -72,4 +81,18 @@ class SpeculationSpec(Section):
     def _model_for_a_method(self) -> SpeculationSpec:
         if self.model and self.method in (AUTO, NONE):
             raise ValueError(f"model is set, but method is {self.method}: name the method that it is for")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_make_a_tree(self) -> SpeculationSpec:
+        if not self.medusa_choices:
+            return self
+        if self.method != MEDUSA:
+            raise ValueError(f"medusa_choices is set, but method is {self.method}: it is for {MEDUSA}")
+        in_order(
+            self.medusa_choices,
+            self.num_speculative_tokens or _MAX_NODES - 1,
+            self.eagle_topk or _MAX_NODES - 1,
+            (self.num_draft_tokens or _MAX_NODES) - 1,
+        )
         return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from router.errors import InvalidRequestError, ModelNotFoundError
+from router.errors import InvalidRequestError, ModelNotFoundError, clipped
 from router.generation import ErrorKind, GenerationError
 
 _GENERATION: dict[ErrorKind, grpc.StatusCode] = {
@@ -19,6 +19,12 @@ _GENERATION: dict[ErrorKind, grpc.StatusCode] = {
     # Not CANCELLED: that would tell the client that it cancelled.
     ErrorKind.CANCELLED: grpc.StatusCode.UNAVAILABLE,
 }
+
+
+# Clients refuse headers of more than 8 KiB together, by default, and with them the whole status.
+_MAX_MESSAGE_BYTES = 4096
+# A character of four bytes, each written as %XX.
+_MOST_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,17 @@ def rpc_status(error: InvalidRequestError | GenerationError) -> RpcStatus:
         metadata: tuple[tuple[str, str], ...] = ()
         if error.retry_after_s is not None:
             metadata = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
-        return RpcStatus(_GENERATION[error.kind], error.message, metadata)
+        return RpcStatus(_GENERATION[error.kind], _sendable(error.message), metadata)
     code = grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, ModelNotFoundError):
         code = grpc.StatusCode.NOT_FOUND
     named = error.param is None or error.param in error.message
-    return RpcStatus(code, error.message if named else f"{error.param}: {error.message}")
+    return RpcStatus(code, _sendable(error.message if named else f"{error.param}: {error.message}"))
+
+
+def _sendable(message: str) -> str:
+    """The message, or its two ends where the header that carries it would be too long."""
+    printable = sum(" " <= character <= "~" and character != "%" for character in message)
+    if printable + _MOST_BYTES * (len(message) - printable) <= _MAX_MESSAGE_BYTES:
+        return message
+    return clipped(message, _MAX_MESSAGE_BYTES // _MOST_BYTES)

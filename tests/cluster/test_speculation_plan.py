@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from cluster.model_store.store import DEMO, ModelEntry
 from cluster.speculation import plan_speculation
 from cluster.speculation_spec import SpeculationSpec, method_names
+from engine.speculation.medusa.choices import in_order
 from engine.speculation.registry import methods
 
 OTHER = ModelEntry("other", Path("folder"))
@@ -42,6 +43,19 @@ def test_settings_are_handed_on_and_open_ones_left_to_the_engine() -> None:
     assert planned.num_draft_tokens == 16
 
 
+def test_medusa_choices_bring_their_bounds() -> None:
+    choices = [[0], [1], [0, 0], [0, 3], [0, 0, 1]]
+    planned = plan_speculation(SpeculationSpec(method="medusa", model="heads", medusa_choices=choices), OTHER)
+    assert planned.medusa_choices == tuple(map(tuple, choices))
+    assert (planned.num_speculative_tokens, planned.eagle_topk, planned.num_draft_tokens) == (3, 4, 6)
+    bounds = (planned.num_speculative_tokens, planned.eagle_topk, planned.num_draft_tokens - 1)
+    assert set(in_order(planned.medusa_choices, *bounds)) == set(planned.medusa_choices)
+    # What is said all the same is kept, and heads that are not used are not asked for.
+    wider = SpeculationSpec(method="medusa", model="heads", medusa_choices=choices, eagle_topk=8)
+    assert plan_speculation(wider, OTHER).eagle_topk == 8
+    assert plan_speculation(SpeculationSpec(method="medusa", model="heads"), OTHER).medusa_choices == ()
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -50,6 +64,13 @@ def test_settings_are_handed_on_and_open_ones_left_to_the_engine() -> None:
         ({"num_draft_tokens": 65}, "less than or equal to 64"),
         ({"model": "folder"}, "name the method"),
         ({"verification": "loose"}, "'coupled' or 'standard'"),
+        ({"medusa_choices": [[0]]}, "medusa_choices is set, but method is auto: it is for medusa"),
+        ({"method": "medusa", "medusa_choices": [[0], [1, 0]]}, r"has \[1, 0\], but not \[1\] before it"),
+        ({"method": "medusa", "medusa_choices": [[0], [0]]}, "names a node twice"),
+        ({"method": "medusa", "medusa_choices": [[]]}, "allows 1 to 63 ranks"),
+        ({"method": "medusa", "medusa_choices": [["a"]]}, "valid integer"),
+        ({"method": "medusa", "medusa_choices": [[0], [2]], "eagle_topk": 2}, "allows ranks below 2"),
+        ({"method": "medusa", "medusa_choices": [[0], [1]], "num_draft_tokens": 2}, "there may be 1 beside"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(values: dict[str, object], says: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,18 +53,29 @@ def parts(model: object) -> tuple[type, type]:
     return type(model._ops), type(model._attention)
 
 
-def build_in_process(folder: Path) -> None:
+def build_in_process(folder: Path, compiled: Path) -> None:
+    """Builds; each compilation adds a line to the file."""
+    compile_it = building._compile
+
+    def counted(*arguments: Any) -> None:
+        with compiled.open("a") as lines:
+            lines.write("compiled\n")
+        compile_it(*arguments)
+
+    building._compile = counted
     build(best_target(), folder)
 
 
-def test_processes_may_build_at_once(nothing_built: Path) -> None:
+def test_of_processes_that_build_at_once_one_compiles(nothing_built: Path, tmp_path: Path) -> None:
+    compiled = tmp_path / "compiled"
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=build_in_process, args=(nothing_built,)) for _ in range(3)]
+    processes = [context.Process(target=build_in_process, args=(nothing_built, compiled)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
         assert process.exitcode == 0
+    assert compiled.read_text() == "compiled\n"
     assert [path.name for path in nothing_built.iterdir()] == [best_target().file_name]
     assert find(best_target(), nothing_built) == nothing_built / best_target().file_name
 

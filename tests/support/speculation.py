@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -101,6 +102,7 @@ def speculating(
     *,
     model_dir: Path = Path("unused"),
     num_blocks: int = 100,
+    clock: Callable[[], float] = time.monotonic,
     **settings: int | bool,
 ) -> tuple[LLMEngine, Watched]:
     """An engine that asks for `drafts` drafts always and checks its invariants, and its drafter."""
@@ -121,7 +123,7 @@ def speculating(
     drafters = Drafters(watched, speculation.method, branching=speculation.eagle_topk > 1)
     speculator = Speculator(drafters, FixedPlanner(drafts))
     hasher = ChainHasher("tiny", config.block_size)
-    return LLMEngine(model, pool, config, hasher, speculator=speculator), watched
+    return LLMEngine(model, pool, config, hasher, clock=clock, speculator=speculator), watched
 
 
 def run_alone(engine: LLMEngine, request: EngineRequest) -> tuple[list[int], int]:

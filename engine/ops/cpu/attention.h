@@ -15,6 +15,8 @@ namespace {
 constexpr long KEYS = 64;       // keys of an attention tile, aligned to absolute positions
 constexpr long SPAN = 256;     // keys that are reduced on their own, then merged in order
 constexpr long QUERIES = 192;  // most rows (tokens x heads of a group) of an attention tile
+constexpr long FETCHED = 6;    // keys that are fetched during a product, about what memory delivers meanwhile
+constexpr long DIRECT = 12;    // rows for which values are not worth a copy
 
 // Lanes with bit B of their index set change places between two vectors.
 template <int B, int... L> inline void exchange(F& a, F& b, std::integer_sequence<int, L...>) {
@@ -102,15 +104,6 @@ template <bool BF16> struct Attention {
     }
   }
 
-  // The tile to fetch while another is worked on: blocks lie far apart, where no hardware foresees them.
-  struct Ahead { const Work* work; long start, count; };
-  Ahead ahead_of(const Work& w, long start, const Work* after) const {
-    long end = last(w) + 1;
-    if (start < end) return {&w, start, std::min(KEYS, end - start)};
-    if (!after) return {nullptr, 0, 0};
-    start = oldest(*after) / KEYS * KEYS;
-    return {after, start, std::min(KEYS, last(*after) + 1 - start)};
-  }
   long last(const Work& w) const { return position(w, w.first + w.tokens - 1); }
 
   // Where the keys [start, start + count) lie; those before `oldest` and behind are zeros.
@@ -127,17 +120,38 @@ template <bool BF16> struct Attention {
     }
   }
 
-  // Copies the keys of a tile, turned, to [head_dim][KEYS] and its values to [KEYS][head_dim]; pairs share a lane where
-  // BF16. Keys before `oldest` are seen by nobody, and their blocks may be somebody else's: they count as zeros. A tile
-  // is fetched while the one before it is worked on, a line here and there, so that memory and arithmetic overlap.
-  void gather(const Work& w, long start, long count, long oldest, const Ahead& ahead, float* keys,
-              float* values) const {
-    const float *rows[KEYS], *next[KEYS];
-    long d = s.head_dim, values_at = s.kv_heads * s.block_size * d;
-    find(w, start, count, oldest, rows);
-    if (ahead.work) find(*ahead.work, ahead.start, ahead.count, 0, next);
+  // The tile that comes next is fetched while another is worked on, a key and its value here and there, so that memory
+  // and arithmetic overlap: blocks lie apart, where no hardware foresees them.
+  struct Ahead {
+    const float* rows[KEYS];  // of keys; values lie `values` behind
+    long count, done, dim, values;
+
+    void fetch(long upto) {
+      for (upto = std::min(upto, count); done < upto; ++done)
+        for (long j = 0; j < dim; j += 16) {
+          __builtin_prefetch(rows[done] + j, 0, 2);
+          __builtin_prefetch(rows[done] + values + j, 0, 2);
+        }
+    }
+  };
+  // What follows the keys before `start`: more of the same queries, or the first of what this thread does next.
+  Ahead ahead_of(const Work& w, long start, const Work* after) const {
+    Ahead ahead{{}, 0, 0, s.head_dim, s.kv_heads * s.block_size * s.head_dim};
+    const Work* next = start <= last(w) ? &w : after;
+    if (!next) return ahead;
+    if (next == after) start = oldest(*next) / KEYS * KEYS;
+    ahead.count = std::min(KEYS, last(*next) + 1 - start);
+    find(*next, start, ahead.count, 0, ahead.rows);
+    return ahead;
+  }
+
+  // Copies the keys of a tile, turned, to [head_dim][KEYS]; pairs of dimensions share a lane where BF16. Keys of the next
+  // tile are fetched meanwhile, up to `fetched`.
+  void turn(const float* const* rows, long count, Ahead& ahead, long fetched, float* keys) const {
+    constexpr long DIMS = W * PER_LANE;
+    long d = s.head_dim, steps = (count + W - 1) / W * ((d + DIMS - 1) / DIMS), each = (fetched + steps - 1) / steps;
     for (long i = 0; i < count; i += W)
-      for (long j = 0; j < d; j += W * PER_LANE) {
+      for (long j = 0; j < d; j += DIMS) {
         F v[W];
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l) {
@@ -148,20 +162,19 @@ template <bool BF16> struct Attention {
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l)
           if (!BF16 || j + 2 * l < d) store(keys + (j / PER_LANE + l) * KEYS + i, v[l]);
-        for (long at = j; at < std::min(d, j + W * PER_LANE); at += W)
-          if (at % 16 == 0)
-            for (long l = i; l < std::min(i + W, ahead.count); ++l) __builtin_prefetch(next[l] + at, 0, 2);
+        ahead.fetch(std::min(ahead.done + each, fetched));
       }
-    for (long i = std::clamp(oldest - start, 0L, count); i < count; ++i) rows[i] += values_at;
+  }
+  // Copies its values to [KEYS][head_dim], those of two keys into each lane where BF16.
+  void copy(const float* const* rows, long count, Ahead& ahead, long fetched, float* values) const {
     for (long i = 0; i < count; i += PER_LANE) {
-      for (long j = 0; j < d; j += W) {
+      for (long j = 0; j < s.head_dim; j += W) {
         F v = load(rows[i] + j);
         // Behind the last key are zeros.
         if constexpr (BF16) v = pair_lanes(v, load(rows[i + 1] + j));
-        store(values + i / PER_LANE * d + j, v);
+        store(values + i / PER_LANE * s.head_dim + j, v);
       }
-      for (long l = i; l < std::min(i + PER_LANE, ahead.count); ++l)
-        for (long j = 0; j < d; j += 16) __builtin_prefetch(next[l] + values_at + j, 0, 2);
+      ahead.fetch(std::min(ahead.done + PER_LANE, fetched));
     }
   }
 
@@ -251,12 +264,20 @@ template <bool BF16> struct Attention {
               float* memory) const {
     long rows = w.tokens * group, d = s.head_dim;
     float *keys = memory, *values = keys + KEYS * d, *scores = values + KEYS * d;
+    bool direct = !BF16 && rows <= DIRECT;
     clear(r, rows);
     long end = std::min((span + 1) * SPAN, last(w) + 1);
     long seen = oldest(w), begin = std::max(span * SPAN, seen / KEYS * KEYS);
     for (long start = begin; start < end; start += KEYS) {
-      long count = std::min(KEYS, end - start);
-      gather(w, start, count, seen, ahead_of(w, start + KEYS, after), keys, values);
+      long count = std::min(KEYS, end - start), first = std::clamp(seen - start, 0L, count);
+      const float* lines[KEYS];
+      // Keys before `seen` are seen by nobody, and their blocks may be somebody else's: they count as zeros.
+      find(w, start, count, seen, lines);
+      Ahead ahead = ahead_of(w, start + KEYS, after);
+      long fetched = KEYS - rows / MR * 2 * FETCHED;
+      turn(lines, count, ahead, direct ? fetched : fetched / 2, keys);
+      for (long i = first; i < count; ++i) lines[i] += ahead.values;
+      if (!direct) copy(lines, count, ahead, fetched, values);
       for (long row = 0; row < rows; row += MR) {
         long taken = std::min<long>(MR, rows - row);
         // Keys behind the last of these rows are seen by none of them.
@@ -264,7 +285,8 @@ template <bool BF16> struct Attention {
         if (seen_by <= 0) continue;
         long near = std::min(count, seen_by), wide = (near + W - 1) / W * W;
         long lanes = d / PER_LANE;
-        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr}, taken,
+        ahead.fetch(ahead.done + FETCHED);
+        product<BF16>({query + row * lanes, lanes, keys, KEYS, PANEL, lanes, scores, KEYS, false, nullptr, 0}, taken,
                       wide);
         float best[MR];
         for (long i = 0; i < taken; ++i) {
@@ -274,8 +296,15 @@ template <bool BF16> struct Attention {
           if (uint64_t tree = bits(w, token)) best[i] = tree_scores(own, start, wide, s.tree_starts[w.sequence], tree);
         }
         softmax(scores, wide, best, r, row, taken);
+        ahead.fetch(ahead.done + FETCHED);
         long seen_lanes = (near + PER_LANE - 1) / PER_LANE;
-        product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr}, taken, d);
+        if (!direct)
+          product<BF16>({scores, KEYS, values, d, PANEL, seen_lanes, r.sums + row * d, d, true, nullptr, 0}, taken, d);
+        else
+          for (long i = first, n; i < near; i += n) {
+            n = std::min(s.block_size - (start + i) % s.block_size, near - i);
+            product({scores + i, KEYS, lines[i], d, PANEL, n, r.sums + row * d, d, true, nullptr, 0}, taken, d);
+          }
       }
     }
   }
@@ -340,7 +369,7 @@ template <bool BF16> struct Attention {
           const Work& w = works[i];
           Running total = running(own.get(size), w.tokens * group);
           auto [begin, end] = range(w);
-          spans(w, i + 1 < stop ? &works[i + 1] : nullptr, begin, end, total);
+          spans(w, i + 1 < items ? &works[i + 1] : nullptr, begin, end, total);
           finish(w, total);
         }
       });

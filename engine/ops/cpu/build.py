@@ -8,6 +8,8 @@ engine that finds nothing there into its own cache.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,7 +117,7 @@ def require_compiler() -> str:
 
 
 def build(target: Target, folder: Path) -> Path:
-    """Builds the library into the folder unless it is there; seconds. Processes may do so at once.
+    """Builds the library into the folder unless it is there; seconds. Of processes that ask at once one does.
 
     Raises:
         BuildError: no compiler, or it failed, or the folder cannot be written.
@@ -123,13 +126,38 @@ def build(target: Target, folder: Path) -> Path:
     if path.is_file():
         return path
     compiler = require_compiler()
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder))
+            if path.is_file():
+                return path
+            handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        except OSError as error:
+            raise BuildError(f"cannot write {folder}: {error}") from error
+        os.close(handle)
+        _compile(compiler, target, Path(name), path)
+    return path
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which ends with the process, however that ends.
+
+    The workers of a machine start together: without it as many compilers would take its cores from them.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    except OSError as error:
-        raise BuildError(f"cannot write {folder}: {error}") from error
-    os.close(handle)
-    fresh = Path(name)
+        # Some shared file systems lock no folders: there several build, and the last one's result stays.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile(compiler: str, target: Target, fresh: Path, path: Path) -> None:
+    """Compiles into `fresh` and gives it its name. Raises BuildError; `fresh` is gone then."""
     try:
         command = [compiler, *_FLAGS, *target.flags, str(SOURCE), "-o", str(fresh)]
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
@@ -141,7 +169,6 @@ def build(target: Target, folder: Path) -> Path:
         raise BuildError(f"{compiler} failed: {error}") from error
     finally:
         fresh.unlink(missing_ok=True)
-    return path
 
 
 def _cpu_features() -> frozenset[str]:

@@ -13,10 +13,15 @@
 
 namespace {
 
+constexpr long LINE = PANEL * 4;  // bytes of a line of a panel: one input of its columns, or four in int8
 constexpr int PAIR = 2 * PANEL;  // columns that one pass over the rows takes
 constexpr long ROW_BLOCK = 192;  // most rows that pass over a pair before the next pair is taken
 constexpr long ROW_BYTES = 400 << 10;  // their inputs stay in the second-level cache
 constexpr long K_BLOCK = 768;  // inputs whose weights (of a pair) stay there
+// Where registers hold no pair of panels, few rows take one panel after the other, and of each as many lines as stay
+// in the first-level cache.
+constexpr long NARROW_PASSES = STRIP < PAIR ? 8 : 0;
+constexpr long NARROW_BLOCK = 192;
 constexpr long OWN_ROWS = 48;  // rows for which a thread reads all weights
 
 inline long panels_of(long columns) { return (columns + PANEL - 1) / PANEL; }
@@ -78,11 +83,6 @@ struct Gated {
   }
 };
 
-// The first passes over a pair of panels also fetch the next pair, of which each input has 4 lines, one line for each
-// input: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
-// hardware foresees.
-constexpr long FETCHING = 4;
-
 // Calls part(row, rows, panel, taken, c) for blocks of rows and pairs of panels, of which `taken` are there; c has room
 // for [rows][PAIR]. The part calls the epilogue after each pass: few rows at a time, so that their way to memory overlaps
 // with the next pass.
@@ -127,26 +127,82 @@ struct Inputs {
   }
 };
 
+// What a pass over a block of inputs fetches meanwhile.
+struct Ahead {
+  const char* at;  // or null
+  long pace;       // bytes for each strip and line of a panel
+};
+
+// The first passes over a pair of panels also fetch the next pair, of which each line has 4 times 64 bytes, 64 for each
+// line: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
+// hardware foresees.
+constexpr long FETCHING = 4;
+inline Ahead ahead_of_pair(const char* next, long lines, long depth, long pass) {
+  if (pass >= FETCHING) return {nullptr, 0};
+  return {next + pass / 2 * lines * LINE + pass % 2 * depth * 64, 64 * STRIP / PAIR};
+}
+
+// What follows a block of a single panel is the next block. The strips over it, at most so many, fetch equal parts.
+constexpr long FETCHING_STRIPS = 8;
+inline Ahead ahead_of_block(const char* next, long depth, long pass, long passes, long rows) {
+  long strips = 0, before = 0;
+  for (long i = 0; i < passes; ++i) {
+    if (i == pass) before = strips;
+    strips += PANEL / strip_of(rows * (i + 1) / passes - rows * i / passes);
+  }
+  strips = std::min(strips, FETCHING_STRIPS);
+  if (before >= strips) return {nullptr, 0};
+  long pace = (LINE + strips - 1) / strips;
+  return {next + before * depth * pace, pace};
+}
+
+// A pass of up to MR rows over lines of panels that lie side by side: sums [rows][PAIR] (+)= their products.
+struct Pass {
+  long row, rows;
+  const char* panel;  // where its first line is
+  long panels;
+  long line, lines;
+  float* sums;
+  bool add;
+  Ahead ahead;
+};
+
+// Takes `count` rows over `panels` panels of `lines` lines each: over narrow blocks or, where registers hold more or
+// rows are many, over `block` lines of all panels. fetch(next, depth, pass) says what passes over such fetch.
+template <class Epilogue, class Fetch, class Fn>
+void passes_over(long first, long count, const char* w, long lines, long panel, long panels, float* c, long block,
+                 const Fetch& fetch, const Epilogue& epilogue, const Fn& fn) {
+  long passes = (count + MR - 1) / MR;
+  bool narrow = passes <= NARROW_PASSES;
+  long step = narrow ? NARROW_BLOCK : block, wide = narrow ? 1 : panels;
+  bool kept = step < lines || wide < panels;  // sums, until the last pass over these rows
+  for (long p = 0; p < panels; p += wide)
+    for (long line = 0; line < lines; line += step) {
+      long depth = std::min(step, lines - line);
+      const char* at = w + (panel + p) * lines * LINE;
+      // What comes next: further inputs of these panels, or the next panels.
+      const char* next = at + (line + depth < lines ? line + depth : wide * lines) * LINE;
+      for (long pass = 0; pass < passes; ++pass) {
+        long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
+        Ahead ahead = narrow ? ahead_of_block(next, depth, pass, passes, count) : fetch(next, depth, pass);
+        float* sums = c + (kept ? row : 0) * PAIR;
+        fn(Pass{first + row, taken, at, wide, line, depth, sums + p * PANEL, line > 0, ahead});
+        if (line + depth == lines && p + wide == panels) epilogue(sums, first + row, taken, panel, panels);
+      }
+    }
+}
+
 template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w, const Epilogue& epilogue) {
   const float* x = inputs.normed();
   long in = inputs.in;
-  linear(inputs.rows, in * 4, in * PANEL * 4, epilogue, [&](long first, long count, long panel, long panels, float* c) {
-    long passes = (count + MR - 1) / MR, step = passes == 1 ? in : K_BLOCK;
-    const float* b = w + panel * in * PANEL;
-    for (long k = 0; k < in; k += step) {
-      long depth = std::min(step, in - k);
-      // What comes next: further inputs of this pair, or the next pair.
-      const float* next = k + depth < in ? b + (k + depth) * PANEL : b + panels * in * PANEL;
-      for (long pass = 0; pass < passes; ++pass) {
-        long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
-        const float* ahead = pass < FETCHING ? next + pass / 2 * in * PANEL + pass % 2 * depth * 16 : nullptr;
-        float* sums = c + (depth < in ? row : 0) * PAIR;
-        product({x + (first + row) * in + k, in, b + k * PANEL, PANEL, in * PANEL, depth, sums, PAIR, k > 0,
-                 (const char*)ahead},
-                taken, panels * PANEL);
-        if (k + depth == in) epilogue(sums, first + row, taken, panel, panels);
-      }
-    }
+  linear(inputs.rows, in * 4, in * LINE, epilogue, [&](long first, long count, long panel, long panels, float* c) {
+    auto fetch = [&](const char* next, long depth, long pass) { return ahead_of_pair(next, in, depth, pass); };
+    passes_over(first, count, (const char*)w, in, panel, panels, c, count <= MR ? in : K_BLOCK, fetch, epilogue,
+                [&](const Pass& p) {
+                  product({x + p.row * in + p.line, in, (const float*)(p.panel + p.line * LINE), PANEL, in * PANEL,
+                           p.lines, p.sums, PAIR, p.add, p.ahead.at, p.ahead.pace},
+                          p.rows, p.panels * PANEL);
+                });
   });
 }
 

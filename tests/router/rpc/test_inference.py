@@ -148,6 +148,15 @@ async def test_bad_input(doors: Doors, request_: Request, code: grpc.StatusCode,
     assert doors.dispatcher.generations == []
 
 
+@pytest.mark.parametrize("character", ["a", "%", "\n", "é", "\U0001f600"])
+async def test_a_mistake_is_told_however_long_the_clients_words_are(doors: Doors, character: str) -> None:
+    """gRPC clients refuse long headers: often, not always, so it is tried more than once."""
+    for _ in range(5):
+        error = await refused(doors, Request(prompt="a", model=character * 10_000))
+        assert error.code() is Code.NOT_FOUND
+        assert (error.details() or "").endswith(f"this server has {MODEL!r}.")
+
+
 async def test_a_message_that_is_too_large(doors: Doors) -> None:
     assert (await refused(doors, Request(prompt="a" * (1 << 20)))).code() is Code.RESOURCE_EXHAUSTED
 
