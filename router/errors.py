@@ -69,6 +69,11 @@ def from_validation(error: ValidationError, within: Sequence[str] = ()) -> Inval
             return InvalidRequestError(f"Unknown parameter: {param!r}.", param, "unknown_parameter")
         case "missing":
             return InvalidRequestError(f"Missing required parameter: {param!r}.", param, "missing_parameter")
+        case "model_type" | "model_attributes_type":
+            # Pydantic's own words name a class of ours.
+            return InvalidRequestError(
+                f"Invalid {param!r}: Input should be an object.", param, "invalid_value"
+            )
         case _:
             message = first["msg"].removeprefix("Value error, ").removesuffix(".")
             return InvalidRequestError(f"Invalid {param!r}: {message}.", param, "invalid_value")
