@@ -35,6 +35,8 @@ SHAPES = {
 # By which the two rules are compared.
 COMPARED = ("chain of 5", "tree of 16")
 RULES = ("coupled", "standard")
+# Methods that know a tenant's past answers.
+LEARN_ANSWERS = ("suffix",)
 
 
 def shaped(head: SpeculationConfig, shape: str) -> Variant:
