@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.model_store.store import ModelEntry
 from cluster.spec import DeploymentSpec
-from cluster.speculation import plan_speculation
+from cluster.speculation import of_prefill, plan_speculation
 from engine.config import EngineConfig
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
@@ -91,7 +91,7 @@ def plan_workers(
             threads=pool.threads,
             check_invariants=spec.debug.check_invariants,
             kernel_cache=kernel_cache,
-            speculation=speculation,
+            speculation=of_prefill(speculation) if role == PREFILL else speculation,
         )
         plans += [
             WorkerPlan(

@@ -50,8 +50,14 @@ def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationCon
         verification=spec.verification,
         adaptive=spec.adaptive,
         per_request=spec.per_request,
+        prefill_history=spec.prefill_history,
         **given,
     )
+
+
+def of_prefill(planned: SpeculationConfig) -> SpeculationConfig:
+    """Settings of those engines that only prefill."""
+    return planned if planned.prefill_history else replace(planned, method=NONE, model=None)
 
 
 def _bounds_of(choices: Sequence[Choice]) -> dict[str, int]:

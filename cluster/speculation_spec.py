@@ -70,6 +70,12 @@ class SpeculationSpec(Section):
         default=True, description="Requests may choose another method that needs no model, or none."
     )
 
+    prefill_history: bool = Field(
+        default=True,
+        description="Prefill workers run the draft head over contexts and hand over what it makes of them. "
+        "false: they have no head, their blocks are smaller, and drafting begins with the answer.",
+    )
+
     @field_validator("method")
     @classmethod
     def _known_method(cls, value: str) -> str:

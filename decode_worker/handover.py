@@ -14,7 +14,7 @@ from decode_worker.lease import Lease
 from decode_worker.room import Room
 from engine.api import EngineRequest, RequestTooLargeError, Reservation
 from engine.loop import EngineStoppedError
-from kv_transfer.identity import require_same
+from kv_transfer.identity import require_same, without_draft
 from kv_transfer.reader import KvReader, KvReads, ReadTotals
 from kv_transfer.types import (
     IdentityMismatchError,
@@ -209,7 +209,9 @@ class Handover:
         while (attached := self._lease.attached) is None:
             await self._lease.news()
         try:
-            require_same(self._runtime.identity, identity_from_wire(attached.identity))
+            own, giver = self._runtime.identity, identity_from_wire(attached.identity)
+            needs_draft = giver.draft or self._runtime.config.engine.speculation.prefill_history
+            require_same(own if needs_draft else without_draft(own), giver)
             self._reader = self._tools.readers[attached.transport]
             self._peer = await self._reader.connect(attached.pool)
         except (IdentityMismatchError, LayoutMismatchError) as error:

@@ -115,6 +115,7 @@ class LLMEngine:
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             wanted_drafts=None if speculator is None else speculator.wanted,
+            complete=self._drafters.complete if self._drafters.keeps_kv else None,
             reruns_last=self._drafters.keeps_kv,
         )
         bounds = Bounds(model.config.eos_token_ids, self.max_model_len)

@@ -212,6 +212,9 @@ class ModelRunner:
                 result.features = tap.out
             result.query_starts = batch.query_starts
             num_rows = self._draw(schedule, logits, result)
+            for index in [index for index, failure in result.failures.items() if failure.kv_is_suspect]:
+                if schedule.sequences[index].drafts is not None:
+                    self._run_without_drafts(schedule, index, result)
             if len(batch.logits_rows) > num_rows:
                 self._report_prompts(schedule, _prompt_spans(schedule), logits[num_rows:], result)
         return result
@@ -236,12 +239,19 @@ class ModelRunner:
             drawing.append(index)
             pending.append(Pending(sequence.rules, len(sequence.token_ids), sequence.drafts, row))
             row += 1 if sequence.drafts is None else sequence.drafts.num_nodes
-        for index, verified in zip(drawing, self._verifier.verify(logits, pending), strict=True):
+        spoilt = _spoilt_by_drafts(logits, pending)
+        for index, each, verified in zip(
+            drawing, pending, self._verifier.verify(logits, pending), strict=True
+        ):
+            sequence = schedule.sequences[index]
             if verified.token_ids:
                 # What failed behind these tokens fails in the next step, if the sequence lives to see it.
                 result.drawn[index] = verified
                 if verified.path:
-                    self._settle(schedule.sequences[index], verified)
+                    self._settle(sequence, verified)
+                if each.row in spoilt:
+                    known = len(sequence.token_ids) + len(verified.token_ids)
+                    self._wipe(sequence, min(sequence.num_computed + 1 + len(verified.path), known - 1))
             elif verified.failure is not None:
                 result.fail(index, _run_failure(verified.failure))
         return row
@@ -252,6 +262,32 @@ class ModelRunner:
             for group in range(self._num_groups):
                 own = table[group :: self._num_groups]
                 move_accepted(self._kv, own, len(sequence.token_ids) - 1, verified.path, self._block_size)
+
+    def _run_without_drafts(self, schedule: Schedule, index: int, result: RunResult) -> None:
+        """Runs a sequence again that failed: its drafts may have been to blame.
+
+        Attention that multiplies what a token does not see by 0 brings their NaN to tokens before them.
+        """
+        sequence = schedule.sequences[index]
+        self._wipe(sequence, sequence.num_computed)
+        drafts, sequence.drafts = sequence.drafts, None
+        alone = Schedule()
+        alone.add(sequence, 1)
+        outcome = self._execute(alone)
+        sequence.drafts = drafts
+        del result.failures[index]
+        result.take(index, outcome)
+        if result.features is not None and outcome.features is not None:
+            result.features[result.query_starts[index]] = outcome.features[0]
+
+    def _wipe(self, sequence: EngineSequence, first: int) -> None:
+        """Zeroes the slots of a pass over drafts from position `first` on: others may get these blocks."""
+        assert sequence.drafts is not None
+        positions = np.arange(first, sequence.num_computed + sequence.drafts.num_nodes)
+        pages, offsets = np.divmod(positions, self._block_size)
+        table, groups = self._tables.array[sequence.row], self._num_groups
+        for group in range(groups):
+            self._kv[table[pages * groups + group], :, :, :, offsets] = 0
 
     def _report_prompts(
         self, schedule: Schedule, spans: list[_PromptSpan], logits: torch.Tensor, result: RunResult
@@ -294,6 +330,15 @@ class ModelRunner:
         result.features = torch.cat(parts) if parts else None
         result.query_starts = tuple(starts)
         return result
+
+
+def _spoilt_by_drafts(logits: torch.Tensor, pending: Sequence[Pending]) -> set[int]:
+    """First rows of the sequences with drafts in whose logits [R, vocab] there is anything but numbers."""
+    drafted = [(each.row, each.tree.num_nodes) for each in pending if each.tree is not None]
+    if not drafted:
+        return set()
+    greatest = logits[: sum(drafted[-1])].amax(dim=-1).tolist()
+    return {row for row, nodes in drafted if not all(map(math.isfinite, greatest[row : row + nodes]))}
 
 
 def _run_failure(failure: Failure) -> RunFailure:

@@ -48,6 +48,8 @@ class Scheduler:
         prefill_chunk: most tokens of one prefill in a step.
         wanted_drafts: says how many drafts each decode is to have, empty for none at all; None where none
             speculates.
+        complete: told of a sequence before its blocks are kept elsewhere: what is missing in them is written
+            now. None where nothing ever is.
         reruns_last: whether a context whose first tokens have their KV begins with the last of these, for the
             feature that a drafter reads of it.
 
@@ -69,6 +71,7 @@ class Scheduler:
         max_running: int,
         prefill_chunk: int,
         wanted_drafts: Callable[[list[Sequence]], Iterable[int]] | None = None,
+        complete: Callable[[Sequence], None] | None = None,
         reruns_last: bool = False,
     ) -> None:
         for name, value in (
@@ -85,6 +88,7 @@ class Scheduler:
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._wanted_drafts = wanted_drafts
+        self._complete = complete
         self._reruns_last = reruns_last
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -368,6 +372,8 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Back into the queue, its blocks freed."""
         self.running.remove(victim)
+        if self._complete is not None:
+            self._complete(victim)
         written = self._blocks.pages_for(victim.num_computed) * self._blocks.num_groups
         kept = self._swap.save(victim.blocks[:written], victim.num_computed)
         self._blocks.free(victim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from hashlib import blake2b
 
 from kv_transfer.types import Identity, IdentityMismatchError, KvLayout, LayerGroup, LayoutMismatchError
@@ -32,8 +32,21 @@ def require_same(local: Identity, remote: Identity) -> None:
     )
 
 
-def require_same_layout(local: KvLayout, remote: KvLayout) -> None:
-    """Raises LayoutMismatchError with each differing field's two values: resharding is not built."""
+def without_draft(identity: Identity) -> Identity:
+    """What a worker's KV is to one that takes no notice of a drafter's share of it."""
+    return replace(identity, draft="")
+
+
+def require_same_layout(local: KvLayout, remote: KvLayout, *, may_be_longer: bool = False) -> None:
+    """Raises LayoutMismatchError with each differing field's two values: resharding is not built.
+
+    Args:
+        local: one's own.
+        remote: of the worker that reads.
+        may_be_longer: its blocks may have more at their end, of a drafter that this worker has not.
+    """
+    if may_be_longer and remote.block_bytes > local.block_bytes:
+        remote = replace(remote, block_bytes=local.block_bytes)
     if local == remote:
         return
     raise LayoutMismatchError(

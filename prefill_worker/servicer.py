@@ -18,7 +18,7 @@ import grpc
 from engine.api import EngineRequest, StepOutput
 from engine.grammar.base import CompiledGrammar
 from kv_transfer import registry, wire
-from kv_transfer.identity import require_same, require_same_layout
+from kv_transfer.identity import require_same, require_same_layout, without_draft
 from kv_transfer.tickets import EndedTicket, EndReason, TicketGoneError, TicketTable
 from kv_transfer.types import (
     IdentityMismatchError,
@@ -267,9 +267,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return first.attach
 
     async def _handshake(self, attach: prefill_pb2.Attach, context: _FollowContext) -> str:
+        own, reader = self._runtime.identity, wire.identity_from_wire(attach.identity)
         try:
-            require_same(self._runtime.identity, wire.identity_from_wire(attach.identity))
-            require_same_layout(self._runtime.layout, wire.layout_from_wire(attach.layout))
+            # Whether it takes KV without a drafter's is for the reader to say.
+            require_same(own, reader if own.draft else without_draft(reader))
+            layout = wire.layout_from_wire(attach.layout)
+            require_same_layout(self._runtime.layout, layout, may_be_longer=own.draft != reader.draft)
             return registry.choose(attach.transports, tuple(self._runtime.transports))
         except (IdentityMismatchError, LayoutMismatchError, NoCommonTransportError) as error:
             self._runtime.metrics.handover_failed("refused")

@@ -11,6 +11,8 @@ import torch
 
 from engine.models.config import Bands, Divided, DividedEach, Ramp, Rope
 
+_FIRST_POSITIONS = 1024
+
 
 def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Radians a token of each pair that is rotated, [dim / 2] fp32."""
@@ -38,22 +40,46 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
 
 
 class Rotary:
-    """Cosines and sines for the layers of one model."""
+    """Cosines and sines for the layers of one model.
+
+    On a CPU they are looked up. Computed there, even a handful of rows is divided among torch's threads,
+    which sleep beside the kernels' own: to wake them takes a quarter of a millisecond, on a busy machine ten.
+    """
 
     def __init__(self, ropes: tuple[Rope, ...], device: torch.device) -> None:
         distinct = list(dict.fromkeys(ropes))
         self._kinds = tuple(distinct.index(rope) for rope in ropes)
         self._frequencies = [(inverse_frequencies(rope).to(device), rope.magnitude) for rope in distinct]
+        self._looked_up = device.type == "cpu"
+        self._table: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._known = 0
 
     def angles(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Cosine and sine of each layer for positions [T], each [T, rotated pairs], fp32.
 
         Layers that are rotated alike are given the same tensors.
         """
+        if self._looked_up:
+            self._know(int(positions.max()))
+            found = [
+                (cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self._table
+            ]
+        else:
+            found = self._computed(positions)
+        return [found[kind] for kind in self._kinds]
+
+    def _know(self, position: int) -> None:
+        """Has the table reach this position; its length is a power of 2."""
+        if position >= self._known:
+            self._known = max(_FIRST_POSITIONS, 1 << position.bit_length())
+            self._table = self._computed(torch.arange(self._known))
+
+    def _computed(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each kind of rotation."""
         wide = positions[:, None].float()
         computed = []
         for frequencies, magnitude in self._frequencies:
             angles = wide * frequencies
             cos, sin = angles.cos(), angles.sin()
             computed.append((cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude))
-        return [computed[kind] for kind in self._kinds]
+        return computed

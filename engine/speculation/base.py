@@ -105,7 +105,14 @@ class Drafter(Protocol):
         ...
 
     def extend(self, found: TargetPass) -> None:
-        """Takes note of a pass: writes its KV of the new positions, keeps features for the next guesses."""
+        """Takes note of a pass: keeps features for the next guesses, writes its KV of the new positions.
+
+        Of blocks that are full now all is written, and of sequences whose blocks are held. The rest may wait.
+        """
+        ...
+
+    def complete(self, sequence: EngineSequence) -> None:
+        """Writes the KV that waits: the sequence's blocks are about to be kept elsewhere."""
         ...
 
     def carried(self, sequence: EngineSequence) -> bytes:

@@ -36,7 +36,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128)
 
 _ROUNDS = 5
 _DIGEST_BYTES = 8
-_VERSION = 1
+_VERSION = 2
 
 
 def calibrate(

@@ -104,6 +104,11 @@ class Drafters:
             if extents or drafter is self.own:
                 drafter.extend(TargetPass(extents, None if drafter.points is None else found.features))
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """As `Drafter.complete`, of the deployment's own: the others keep nothing in the blocks."""
+        if self.own is not None:
+            self.own.complete(sequence)
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """As `Drafter.carried`, of the deployment's own: the others carry nothing over."""
         return b"" if self.own is None else self.own.carried(sequence)

@@ -27,6 +27,8 @@ class SpeculationConfig:
             own; those with one use "coupled".
         adaptive: whether each step chooses how many drafts pay, up to the limits above.
         per_request: whether requests may choose another method that needs no model, or none.
+        prefill_history: whether a context that another worker computed comes with what the drafter makes of
+            it. Where not, it may come from workers without a drafter, and drafting begins with the answer.
     """
 
     method: str = "none"
@@ -40,6 +42,7 @@ class SpeculationConfig:
     verification: str = COUPLED
     adaptive: bool = True
     per_request: bool = True
+    prefill_history: bool = True
 
 
 NO_SPECULATION = SpeculationConfig()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from kv_transfer.types import PoolRegion, TransferError
+from kv_transfer.types import LayoutMismatchError, PoolRegion, TransferError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Transport(Protocol):
     def connect(self, exported: bytes) -> str:
         """Prepares reading from a peer, cheap when already connected. Returns the peer's key.
 
-        Raises LayoutMismatchError where block sizes differ, TransferError where the peer is refused.
+        A peer's blocks may be shorter than one's own: they are read to the beginning of these. Raises
+        LayoutMismatchError where they are longer, TransferError where the peer is refused.
         """
         ...
 
@@ -85,6 +86,14 @@ class Transport(Protocol):
     def close(self) -> None:
         """Lets the agent go. Pulls in flight are not waited for."""
         ...
+
+
+def check_block_bytes(local: PoolRegion, remote_bytes: int) -> None:
+    """Raises LayoutMismatchError where a peer's blocks do not fit into one's own."""
+    if remote_bytes > local.block_bytes:
+        raise LayoutMismatchError(
+            f"blocks differ: local {local.block_bytes} bytes, remote {remote_bytes} bytes"
+        )
 
 
 def check_blocks(

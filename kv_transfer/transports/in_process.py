@@ -9,8 +9,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.transports.base import PullState, Transport, TransportConfig, check_blocks
-from kv_transfer.types import LayoutMismatchError, PeerLostError, PoolRegion, TransferError
+from kv_transfer.transports.base import (
+    PullState,
+    Transport,
+    TransportConfig,
+    check_block_bytes,
+    check_blocks,
+)
+from kv_transfer.types import PeerLostError, PoolRegion, TransferError
 
 _MAGIC = "kvrelay-in-process/1"
 
@@ -37,11 +43,12 @@ class InProcessPull:
         local: PoolRegion,
         local_blocks: tuple[int, ...],
         remote_blocks: tuple[int, ...],
+        block_bytes: int,
     ) -> None:
         self.peer = peer
         self.local_blocks = local_blocks
         self.remote_blocks = remote_blocks
-        self.num_bytes = len(local_blocks) * local.block_bytes
+        self.num_bytes = len(local_blocks) * block_bytes
         self.error: TransferError | None = None
         self._gate = gate
         self._local = local
@@ -92,7 +99,7 @@ class InProcessTransport:
         self.gate: Callable[[InProcessPull], PullState] = _pass
         self._key = f"{config.worker_id}.{config.incarnation}.{next(_POOLS.serial)}"
         self._region: PoolRegion | None = None
-        self._peers: dict[str, int] = {}
+        self._peers: dict[str, PoolRegion] = {}
 
     def register(self, region: PoolRegion) -> None:
         """Makes the pool readable in this process. Raises RuntimeError when called again."""
@@ -120,11 +127,8 @@ class InProcessTransport:
             remote = _POOLS.regions.get(key)
         if remote is None:
             raise PeerLostError(f"peer {key} has closed its pool")
-        if remote.block_bytes != local.block_bytes:
-            raise LayoutMismatchError(
-                f"blocks differ: local {local.block_bytes} bytes, remote {remote.block_bytes} bytes"
-            )
-        self._peers[key] = remote.num_blocks
+        check_block_bytes(local, remote.block_bytes)
+        self._peers[key] = remote
         return key
 
     def start_pull(
@@ -134,8 +138,10 @@ class InProcessTransport:
         local = self._registered()
         if peer not in self._peers:
             raise PeerLostError(f"peer {peer} is not connected")
-        check_blocks(local_blocks, local.num_blocks, remote_blocks, self._peers[peer])
-        pull = InProcessPull(self._ask_gate, peer, local, tuple(local_blocks), tuple(remote_blocks))
+        remote = self._peers[peer]
+        check_blocks(local_blocks, local.num_blocks, remote_blocks, remote.num_blocks)
+        blocks = tuple(local_blocks), tuple(remote_blocks)
+        pull = InProcessPull(self._ask_gate, peer, local, *blocks, remote.block_bytes)
         pull.poll()
         return pull
 

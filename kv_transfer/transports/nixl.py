@@ -25,8 +25,14 @@ import nixl._bindings as nixl_bindings
 import numpy as np
 import torch
 
-from kv_transfer.transports.base import PullState, Transport, TransportConfig, check_blocks
-from kv_transfer.types import LayoutMismatchError, PeerLostError, PoolRegion, TransferError
+from kv_transfer.transports.base import (
+    PullState,
+    Transport,
+    TransportConfig,
+    check_block_bytes,
+    check_blocks,
+)
+from kv_transfer.types import PeerLostError, PoolRegion, TransferError
 from telemetry.logs import fields
 
 logger = logging.getLogger(__name__)
@@ -87,11 +93,13 @@ def _progress_delay() -> Iterator[None]:
             nixl_bindings.nixlAgentConfig = plain
 
 
-def _descriptors(address: int, num_blocks: int, block_bytes: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Rows (address, bytes, device 0), shape [num_blocks, 3]: block i is descriptor i."""
+def _descriptors(
+    address: int, num_blocks: int, block_bytes: int, num_bytes: int
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Rows (address, bytes, device 0), shape [num_blocks, 3]: descriptor i begins block i."""
     rows = np.zeros((num_blocks, 3), np.uint64)
     rows[:, 0] = np.uint64(address) + np.arange(num_blocks, dtype=np.uint64) * np.uint64(block_bytes)
-    rows[:, 1] = block_bytes
+    rows[:, 1] = num_bytes
     return rows
 
 
@@ -122,6 +130,7 @@ class _Peer:
     name: str
     exported: bytes
     num_blocks: int
+    block_bytes: int
     descriptors: Any
     in_flight: int = 0
     lost: bool = False
@@ -166,7 +175,8 @@ class NixlTransport:
         self._lock = threading.Lock()
         self._region: PoolRegion | None = None
         self._closed = False
-        self._local_descriptors: Any = None
+        # Of the beginnings of all blocks, by how many bytes of each.
+        self._local_descriptors: dict[int, Any] = {}
         self._peers: dict[str, _Peer] = {}
         self._in_flight: dict[NixlPull, tuple[_Peer, Any]] = {}
 
@@ -179,9 +189,7 @@ class NixlTransport:
         with self._lock:
             num_bytes = region.num_blocks * region.block_bytes
             self._agent.register_memory([(region.address, num_bytes, 0, "")], "DRAM")
-            self._local_descriptors = self._agent.prep_xfer_dlist(
-                "NIXL_INIT_AGENT", _descriptors(region.address, region.num_blocks, region.block_bytes), "DRAM"
-            )
+            self._prepare_local(region, region.block_bytes)
             self._region = region
 
     def export(self) -> bytes:
@@ -199,10 +207,7 @@ class NixlTransport:
         """
         local = self._registered()
         address, num_blocks, block_bytes, metadata = _unpack(exported)
-        if block_bytes != local.block_bytes:
-            raise LayoutMismatchError(
-                f"blocks differ: local {local.block_bytes} bytes, remote {block_bytes} bytes"
-            )
+        check_block_bytes(local, block_bytes)
         with self._lock:
             known = next((peer for peer in self._peers.values() if peer.exported == exported), None)
             if known is not None and known.lost:
@@ -214,12 +219,13 @@ class NixlTransport:
                 return known.name
             try:
                 name: str = self._agent.add_remote_agent(metadata).decode()
-                rows = _descriptors(address, num_blocks, block_bytes)
+                rows = _descriptors(address, num_blocks, block_bytes, block_bytes)
                 descriptors = self._agent.prep_xfer_dlist(name, rows, "DRAM")
+                self._prepare_local(local, block_bytes)
                 self._agent.make_connection(name)
             except _ERRORS as error:
                 raise TransferError(f"NIXL refuses the peer: {error}") from error
-            self._peers[name] = _Peer(name, exported, num_blocks, descriptors)
+            self._peers[name] = _Peer(name, exported, num_blocks, block_bytes, descriptors)
             self._forget_older(name)
             return name
 
@@ -231,11 +237,11 @@ class NixlTransport:
             if found is None or found.lost or found.forgotten:
                 raise PeerLostError(f"peer {peer} is {'lost' if found else 'not connected'}")
             check_blocks(local_blocks, local.num_blocks, remote_blocks, found.num_blocks)
-            pull = NixlPull(self, tuple(local_blocks), len(local_blocks) * local.block_bytes)
+            pull = NixlPull(self, tuple(local_blocks), len(local_blocks) * found.block_bytes)
             try:
                 handle = self._agent.make_prepped_xfer(
                     "READ",
-                    self._local_descriptors,
+                    self._local_descriptors[found.block_bytes],
                     np.asarray(local_blocks, np.int32),
                     found.descriptors,
                     np.asarray(remote_blocks, np.int32),
@@ -279,9 +285,14 @@ class NixlTransport:
                 return
             for peer in list(self._peers.values()):
                 self._remove(peer)
-            if self._local_descriptors is not None:
-                self._local_descriptors.release()
+            for descriptors in self._local_descriptors.values():
+                descriptors.release()
             self._agent = None
+
+    def _prepare_local(self, region: PoolRegion, num_bytes: int) -> None:
+        if num_bytes not in self._local_descriptors:
+            rows = _descriptors(region.address, region.num_blocks, region.block_bytes, num_bytes)
+            self._local_descriptors[num_bytes] = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
 
     def _registered(self) -> PoolRegion:
         if self._region is None or self._closed:

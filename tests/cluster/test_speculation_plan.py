@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.model_store.store import DEMO, ModelEntry
-from cluster.speculation import plan_speculation
+from cluster.speculation import of_prefill, plan_speculation
 from cluster.speculation_spec import SpeculationSpec, method_names
 from engine.speculation.medusa.choices import in_order
 from engine.speculation.registry import methods
@@ -54,6 +54,14 @@ def test_medusa_choices_bring_their_bounds() -> None:
     wider = SpeculationSpec(method="medusa", model="heads", medusa_choices=choices, eagle_topk=8)
     assert plan_speculation(wider, OTHER).eagle_topk == 8
     assert plan_speculation(SpeculationSpec(method="medusa", model="heads"), OTHER).medusa_choices == ()
+
+
+def test_prefill_workers_have_the_head_unless_the_history_is_not_wanted() -> None:
+    planned = plan_speculation(SpeculationSpec(method="eagle3"), OWN)
+    assert of_prefill(planned) == planned
+    without = plan_speculation(SpeculationSpec(method="eagle3", prefill_history=False), OWN)
+    assert without.model is not None
+    assert (of_prefill(without).method, of_prefill(without).model) == ("none", None)
 
 
 @pytest.mark.parametrize(

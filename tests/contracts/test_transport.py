@@ -122,7 +122,17 @@ def test_disconnecting_a_stranger_is_no_error(reading: Reading) -> None:
     reading.transport.disconnect("nobody")
 
 
-def test_blocks_of_another_size_are_refused(reading: Reading) -> None:
+def test_shorter_blocks_are_read_to_the_beginning_of_ones_own(reading: Reading) -> None:
+    size = BLOCK_BYTES // 4
+    peer = reading.transport.connect(reading.peer(block_bytes=size).exported)
+    pull = reading.read(peer, [3, 9], [2, 5])
+    assert (pull.poll(), pull.num_bytes) == (PullState.DONE, 2 * size)
+    for own, theirs in ((3, 2), (9, 5)):
+        assert torch.equal(reading.pool[own, :size], pattern(theirs, size))
+    assert int(reading.pool.count_nonzero()) == 2 * size
+
+
+def test_longer_blocks_are_refused(reading: Reading) -> None:
     other = reading.peer(block_bytes=BLOCK_BYTES * 2)
     with pytest.raises(
         LayoutMismatchError, match=f"local {BLOCK_BYTES} bytes, remote {BLOCK_BYTES * 2} bytes"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.models.registry import read_config
 from engine.speculation.config import SpeculationConfig
@@ -90,6 +91,28 @@ async def test_answers_are_those_without_drafts(model_dir: Path, tmp_path: Path,
         answers = await asyncio.gather(*(remote(pair, request) for request in requests))
         assert [tokens for tokens, _ in answers] == [aggregated_tokens(model_dir, r) for r in requests]
         await pair.quiet()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 33])
+async def test_drafting_begins_with_the_answer_where_prefill_has_no_head(
+    knowing: tuple[Path, SpeculationConfig], num_tokens: int
+) -> None:
+    """Its blocks are shorter; what lies behind them in the decode worker's is no entry, and is never read."""
+    model_dir, speculation = knowing
+    decode = {"speculation": replace(speculation, prefill_history=False), "max_model_len": 512}
+    async with worker_pair(model_dir, prefill={"max_model_len": 512}, decode=decode) as pair:
+        region = pair.decode_pace.assembly.engine._runner._kv
+        layers = read_config(model_dir).num_layers
+        region[:, layers:] = torch.nan
+        for name in ("first", "again"):
+            request = work_request(name, few(num_tokens), max_tokens=TOKENS, trace=True)
+            tokens, end = await remote(pair, request)
+            assert tokens == aggregated_tokens(model_dir, request, max_model_len=512)
+            # The first pass goes without drafts; from then on all are right.
+            assert end.timeline.decode_passes == 1 + -(-(TOKENS - 2) // (DRAFTS + 1))
+        await pair.quiet()
+        size = pair.prefill_link.info.layout.block_bytes
+        assert size * (layers + 1) == pair.decode_link.info.layout.block_bytes * layers
 
 
 async def test_workers_of_other_heads_refuse_each_other(model_dir: Path, tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ class ScriptedDrafter:
             assert sequence.num_computed == self.told[sequence.request_id]
             assert len(set(extent.rows)) == len(extent.rows)
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """Nothing: it keeps no KV in the blocks."""
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """Nothing: the tokens tell it all."""
         return b""

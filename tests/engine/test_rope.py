@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine.models.config import Rope
 from engine.models.errors import CheckpointError, UnsupportedModelError
 from engine.models.rope import merged_settings, read_rope
-from engine.models.rotary import inverse_frequencies
+from engine.models.rotary import Rotary, inverse_frequencies
 
 HEAD_DIM = 32
 LIMIT = 4096
@@ -204,3 +204,24 @@ def test_what_is_not_computed_is_refused(rope: dict[str, object], message: str) 
 def test_settings_that_make_no_sense(rope: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(rope)
+
+
+@pytest.mark.parametrize("positions", [[0], [5, 3], [1023, 7, 1024], [9000, 2, 8999, 2], list(range(40))])
+def test_angles_of_a_position_are_its_own(positions: list[int]) -> None:
+    """Whatever was asked for before, and beside which others."""
+    ropes = (Rope(HEAD_DIM, 10000.0), Rope(HEAD_DIM // 2, 500.0, magnitude=1.5), Rope(HEAD_DIM, 10000.0))
+    rotary = Rotary(ropes, torch.device("cpu"))
+    rotary.angles(torch.tensor([17]))
+    found = rotary.angles(torch.tensor(positions))
+    assert len(found) == 3
+    for rope, (cos, sin) in zip(ropes, found, strict=True):
+        angles = torch.tensor(positions).float()[:, None] * inverse_frequencies(rope)
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        torch.testing.assert_close(cos, angles.cos() * rope.magnitude, atol=1e-6, rtol=0)
+        torch.testing.assert_close(sin, angles.sin() * rope.magnitude, atol=1e-6, rtol=0)
+    for row, position in enumerate(positions):
+        alone = Rotary(ropes, torch.device("cpu")).angles(torch.tensor([position]))
+        for (cos, sin), (cos_alone, sin_alone) in zip(found, alone, strict=True):
+            assert torch.equal(cos[row], cos_alone[0])
+            assert torch.equal(sin[row], sin_alone[0])

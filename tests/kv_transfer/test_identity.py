@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kv_transfer.identity import fingerprint, require_same, require_same_layout
+from kv_transfer.identity import fingerprint, require_same, require_same_layout, without_draft
 from kv_transfer.types import Identity, IdentityMismatchError, KvLayout, LayerGroup, LayoutMismatchError
 
 GROUP = LayerGroup("full", num_layers=3, num_kv_heads=2, head_dim=16)
@@ -32,6 +32,15 @@ def test_every_field_counts() -> None:
     assert set(DIFFERENT) == {field.name for field in fields(Identity)}
     prints = {fingerprint(identity) for identity in DIFFERENT.values()} | {fingerprint(IDENTITY)}
     assert len(prints) == len(DIFFERENT) + 1
+
+
+def test_a_drafters_share_may_be_left_out_of_account() -> None:
+    require_same(IDENTITY, without_draft(DIFFERENT["draft"]))
+    longer = replace(LAYOUT, block_bytes=2 * LAYOUT.block_bytes)
+    require_same_layout(LAYOUT, longer, may_be_longer=True)
+    for local, remote in ((longer, LAYOUT), (LAYOUT, replace(longer, num_heads=1))):
+        with pytest.raises(LayoutMismatchError):
+            require_same_layout(local, remote, may_be_longer=True)
 
 
 def test_equal_identities_pass() -> None:

@@ -129,6 +129,20 @@ def wait_published(
     wait_until(published)
 
 
+def wait_told(cluster: LiveCluster) -> None:
+    """Returns once the router knows the workers' counts as they are: nothing must be going on.
+
+    Until then it may place requests by a report from the midst of one that has ended.
+    """
+
+    def told() -> bool:
+        status = router_status(cluster)
+        known = {} if status is None else {w.info.worker_id: w.report.stats for w in status.workers}
+        return bool(known) and known == counts(cluster)
+
+    wait_until(told)
+
+
 def unsettled(cluster: LiveCluster, workers: int) -> list[str]:
     """What the deployment still holds for anybody, in words; empty once it is whole and quiet."""
     status = router_status(cluster)

@@ -77,6 +77,10 @@ class Watched:
         """As `Drafter.extend`."""
         self._drafter.extend(found)
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """As `Drafter.complete`."""
+        self._drafter.complete(sequence)
+
     def states_alive(self) -> int:
         """Draft states of sequences that somebody still holds."""
         gc.collect()

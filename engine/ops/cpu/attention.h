@@ -344,15 +344,21 @@ template <bool BF16> struct Attention {
     split(s.tokens, s.kv_heads * s.head_dim * 8, [&](long begin, long end) {
       for (long token = begin; token < end; ++token) write(token);
     });
-    long each = std::max(1L, QUERIES / group);
+    long each = std::max(1L, QUERIES / group), longest = 0, most = 0;
+    for (long q = 0; q < s.sequences; ++q) {
+      longest = std::max(longest, s.query_starts[q + 1] - s.query_starts[q]);
+      most = std::max(most, (s.contexts[q] + SPAN - 1) / SPAN);
+    }
+    // Halves of the queries, where the threads would have unequal parts else.
+    long whole = s.sequences * s.kv_heads, threads = pool.threads();
+    if (most == 1 && whole < 2 * threads && whole % threads && longest * group > DIRECT)
+      each = std::min(each, (longest + 1) / 2);
     std::vector<Work> works;
-    long most = 0;
     // The last tiles of a chunk see most keys: they come first.
     for (long q = 0; q < s.sequences; ++q) {
       long count = s.query_starts[q + 1] - s.query_starts[q];
       for (long first = (count - 1) / each * each; first >= 0; first -= each)
         for (long h = 0; h < s.kv_heads; ++h) works.push_back({q, first, std::min(each, count - first), h});
-      most = std::max(most, (s.contexts[q] + SPAN - 1) / SPAN);
     }
     long items = works.size();
     auto range = [&](const Work& w) {

@@ -40,6 +40,9 @@ class _PromptLookup:
     def extend(self, found: TargetPass) -> None:
         """Nothing is kept of a pass: the tokens are the sequence's own."""
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """Nothing: it keeps no KV in the blocks."""
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """Nothing: the tokens tell it all."""
         return b""

@@ -92,6 +92,9 @@ class _SuffixDecoding:
                 self._store.append(sequence.request.cache_salt, state.stored, answer)
                 state.num_stored += len(answer)
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """Nothing: it keeps no KV in the blocks."""
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """Nothing: the tokens tell it all."""
         return b""

@@ -1,10 +1,13 @@
 """Drafts with an EAGLE head. Implements `engine.speculation.base.Drafter`.
 
 Entries up to a sequence's last known token are written after each of the model's passes, with the features
-that it found. A proposal goes on from there with the head's own outputs, in slots behind them, which the next
-pass's true entries overwrite. Slots that never got an entry, for the KV came from a worker without a head or
-a feature was lost with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind
-them.
+that it found. Those of a sequence that nobody drafts for wait, and are written in one go: where drafts are
+asked for again, before the block that they lie in is published, and before it is kept elsewhere. So no block
+that others see lacks an entry for that.
+
+A proposal goes on from there with the head's own outputs, in slots behind them, which the next pass's true
+entries overwrite. Slots that never got an entry, for the KV came from a worker without a head or a feature
+was lost with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind them.
 """
 
 from __future__ import annotations
@@ -77,29 +80,21 @@ class EagleDrafter:
             return
         assert found.features is not None
         ends = torch.tensor([extent.rows[-1] for extent in found.extents], device=self._kv.device)
-        carried = found.features.index_select(0, ends)
-        spans: list[Span] = []
-        states: list[EagleState] = []
-        rows: list[int] = []
-        lost: list[torch.Tensor] = []
-        for extent, feature in zip(found.extents, carried, strict=True):
-            state = self._state(extent)
-            end = min(extent.first + len(extent.rows) + 1, self._reach(extent.sequence))
-            if state.entries < end:
-                if state.entries == extent.first:
-                    assert state.feature is not None
-                    rows.append(len(found.features) + len(lost))
-                    lost.append(state.feature)
-                rows += extent.rows[max(state.entries - 1 - extent.first, 0) : end - 1 - extent.first]
-                spans.append(self._span(extent.sequence, state, end))
-                states.append(state)
-                state.entries = end
+        last = found.features.index_select(0, ends)
+        due: list[EngineSequence] = []
+        for extent, feature in zip(found.extents, last, strict=True):
+            sequence, state = extent.sequence, self._state(extent)
+            if len(extent.rows) > 1:
+                before = torch.tensor(extent.rows[:-1], device=self._kv.device)
+                state.waiting.append(found.features.index_select(0, before))
+            state.waiting.append(feature[None])
             state.output = None
             state.feature = feature
             state.computed = extent.first + len(extent.rows)
-        if spans:
-            features = torch.cat((found.features, torch.stack(lost))) if lost else found.features
-            self._write(spans, states, features.index_select(0, torch.tensor(rows, device=features.device)))
+            if self._is_due(extent, state):
+                due.append(sequence)
+            state.drafts = False
+        self._catch_up(due)
 
     @torch.inference_mode()
     def propose(
@@ -107,6 +102,9 @@ class EagleDrafter:
     ) -> Sequence[DraftTree | None]:
         """Drafts of the sequences whose last token has an entry, or can be given one."""
         self._catch_up(sequences)
+        for sequence in sequences:
+            if isinstance(state := sequence.draft_states.get(self), EagleState):
+                state.drafts = True
         trees: list[DraftTree | None] = [None] * len(sequences)
         ready = [
             index
@@ -133,19 +131,24 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def adopt(self, sequence: EngineSequence, carried: bytes) -> None:
-        """See `engine.speculation.base.Drafter`. Without a feature drafting begins at the next token."""
+        """See `engine.speculation.base.Drafter`.
+
+        Without a feature the context came from a worker without a head: drafting begins at the next token.
+        """
         if not carried:
+            # But for what was found here, which is as far as blocks are sealed.
+            self._clear(self._blocks(sequence)[sequence.num_sealed :])
             return
         width = self._head.config.points.width(self._head.config.target_hidden_size)
         feature = unpack_feature(carried, width, self._kv)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        sequence.draft_states[self] = EagleState(first, context, None, feature, context)
+        sequence.draft_states[self] = EagleState(first, context, None, feature, context, [feature[None]])
 
     @torch.inference_mode()
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Marks blocks whose KV came from a worker without a head: they have no entries."""
-        self._own[list(blocks)] = 0
+    def complete(self, sequence: EngineSequence) -> None:
+        """Writes the entries that wait."""
+        self._catch_up([sequence])
 
     def _state(self, extent: Extent) -> EagleState:
         """The sequence's state, made such that the next entry is that of `first`, or of the one after."""
@@ -157,11 +160,22 @@ class EagleDrafter:
             state = sequence.draft_states[self] = EagleState(key, first + 1, None, None, first)
             if not begun:
                 self._unset(sequence, first, first + 1)
-        elif state.entries < first or (state.entries == first and state.computed != first):
+        elif state.computed != first:
             # Features of tokens in between were never seen.
             self._unset(sequence, state.entries, first + 1)
             state.first_key = state.entries = first + 1
+            state.waiting.clear()
         return state
+
+    def _is_due(self, extent: Extent, state: EagleState) -> bool:
+        """Whether its entries are to be written now: its drafts, its blocks or their reader wait for them."""
+        sequence = extent.sequence
+        is_single = len(extent.rows) == 1 and not extent.recomputed
+        return state.drafts or sequence.hold or not is_single or state.computed % self._block_size == 0
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        """Marks blocks that have no entries."""
+        self._own[list(blocks)] = 0
 
     def _unset(self, sequence: EngineSequence, start: int, end: int) -> None:
         for position in range(start, end):
@@ -208,24 +222,28 @@ class EagleDrafter:
             state.output = output
 
     def _catch_up(self, sequences: Sequence[EngineSequence]) -> None:
-        """Writes the last token's entry of sequences that came with a feature, or had no block for it."""
+        """Writes the entries that wait, as far as there are blocks for them."""
         spans: list[Span] = []
         states: list[EagleState] = []
         features: list[torch.Tensor] = []
         for sequence in sequences:
-            state, end = sequence.draft_states.get(self), sequence.num_tokens
-            if (
-                isinstance(state, EagleState)
-                and state.feature is not None
-                and state.entries == state.computed == end - 1
-                and self._reach(sequence) == end
-            ):
-                spans.append(self._span(sequence, state, end))
-                states.append(state)
-                features.append(state.feature)
-                state.entries = end
+            state = sequence.draft_states.get(self)
+            if not isinstance(state, EagleState) or not state.waiting:
+                continue
+            end = min(state.computed + 1, self._reach(sequence))
+            if end == state.entries:
+                continue
+            spans.append(self._span(sequence, state, end))
+            states.append(state)
+            features += state.waiting
+            state.waiting = []
+            if end == state.computed:
+                # There is no block for the last one.
+                features[-1], last = features[-1][:-1], features[-1][-1:]
+                state.waiting.append(last)
+            state.entries = end
         if spans:
-            self._write(spans, states, torch.stack(features))
+            self._write(spans, states, torch.cat(features))
 
     def _chains(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
         states = [self._state_of(sequence) for sequence in sequences]

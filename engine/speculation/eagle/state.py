@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,6 +17,9 @@ class EagleState:
         output: [H] of the last entry; None where it is not known.
         feature: [points' width] of the model at position `computed` - 1; None where it is not known.
         computed: see above.
+        waiting: features of the model at positions `entries` - 1 to `computed` - 1, in order, in parts
+            [n, points' width]: of the entries that are still to be written. None where all are.
+        drafts: whether drafts were asked of it since the last pass.
     """
 
     first_key: int
@@ -24,3 +27,5 @@ class EagleState:
     output: torch.Tensor | None
     feature: torch.Tensor | None
     computed: int
+    waiting: list[torch.Tensor] = field(default_factory=list)
+    drafts: bool = False

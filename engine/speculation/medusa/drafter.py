@@ -83,6 +83,9 @@ class MedusaDrafter:
                 trees[index] = _tree(self._choices[: counts[index]], own)
         return trees
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """Nothing: it keeps no KV in the blocks."""
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """The model's feature of the last token whose KV is written, [H]; empty if not known."""
         state = sequence.draft_states.get(self)

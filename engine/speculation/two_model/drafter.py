@@ -97,6 +97,9 @@ class TwoModelDrafter:
         self._step += 1
         self._left = self._limits.portion
 
+    def complete(self, sequence: EngineSequence) -> None:
+        """Nothing: it keeps no KV in the blocks."""
+
     def carried(self, sequence: EngineSequence) -> bytes:
         """Nothing: the tokens tell it all."""
         return b""

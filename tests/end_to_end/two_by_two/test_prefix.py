@@ -7,7 +7,7 @@ from collections import Counter
 
 from kvrelay import AsyncClient, Client, Generation, Message
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import wait_published
+from tests.support.live_counts import wait_published, wait_told
 from tests.support.requests import prompt
 
 PREFIX_TOKENS, TAIL_TOKENS, BLOCK_TOKENS = 1000, 100, 16
@@ -25,6 +25,7 @@ def test_a_hot_prefix_goes_where_its_blocks_are(cluster: LiveCluster, client: Cl
         tokens = [*prefix, *prompt(TAIL_TOKENS, seed=101 + number)]
         results.append(client.generate(token_ids=tokens, max_tokens=4, temperature=0.0))
         wait_published(cluster, tokens, *_workers(results[-1]))
+        wait_told(cluster)
     cold, *hot = results
     assert cold.timeline is not None
     assert cold.usage.cached_tokens == 0

@@ -13,7 +13,7 @@ from kvrelay import AsyncClient, Client, Generation
 from tests.end_to_end.two_by_two.conftest import MODEL
 from tests.support.aggregated import aggregated_tokens
 from tests.support.live_cluster import LiveCluster
-from tests.support.live_counts import wait_published
+from tests.support.live_counts import wait_published, wait_told
 from tests.support.requests import prompt, work_request
 
 # Around block (16), chunk (16) and step (64) sizes, below and above the limit for local prefill.
@@ -50,6 +50,7 @@ def test_one_after_the_other_and_again(
         first = client.generate(**request, cache_salt="alone")
         assert first.timeline is not None
         wait_published(cluster, request["token_ids"], first.timeline.decode_worker, cache_salt="alone")
+        wait_told(cluster)
         again = client.generate(**_request(number), cache_salt="alone")
         assert first.token_ids == answer
         assert again.token_ids == answer
@@ -57,13 +58,11 @@ def test_one_after_the_other_and_again(
         assert again.timeline is not None
         remote = LENGTHS[number] > 64
         assert first.timeline.transport == ("nixl" if remote else "")
-        if LENGTHS[number] < 32 and again.timeline.decode_worker != first.timeline.decode_worker:
-            # So few tokens are soon computed where less seems to run.
-            assert again.usage.cached_tokens == 0
-            continue
         # All whole blocks; but the last token is computed again, for its logits.
         assert again.usage.cached_tokens == min(LENGTHS[number] // 16 * 16, LENGTHS[number] - 1)
-        assert again.timeline.decode_worker == first.timeline.decode_worker
+        # Nobody holds a block of fewer than 16 tokens: any worker will do.
+        if LENGTHS[number] >= 16:
+            assert again.timeline.decode_worker == first.timeline.decode_worker
 
 
 def test_sixteen_at_once(cluster: LiveCluster, aggregated: list[tuple[int, ...]]) -> None:

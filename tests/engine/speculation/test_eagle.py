@@ -73,6 +73,7 @@ def third(
 
 def check(drafting: Drafting, reference: DenseHead, sequence: EngineSequence) -> None:
     """What is kept for the sequence is what the dense head makes of all its tokens and their features."""
+    drafting.drafter.complete(sequence)
     state = sequence.draft_states[drafting.drafter]
     assert isinstance(state, EagleState)
     assert state.entries == sequence.num_tokens

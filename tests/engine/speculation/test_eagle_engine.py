@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
 from engine.models.base import DraftedLM
+from engine.models.batch import ForwardBatch
 from engine.models.loader import load_model
 from engine.speculation.base import TargetPass
 from engine.speculation.choice import Drafters
@@ -20,8 +21,10 @@ from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.planner import FixedPlanner
 from engine.speculation.speculator import Speculator
+from engine.speculation.tree import DraftTree
 from prefix_index.hashing import ChainHasher
-from tests.engine.speculation.test_eagle import CHAIN, TREE, third
+from tests.engine.speculation.test_eagle import CHAIN, TREE, expected_chain, third
+from tests.support.drafting import Drafting
 from tests.support.engines import still_clock
 from tests.support.markov import VOCAB, knowing_head, markov_model
 from tests.support.reference_model import prompt
@@ -51,14 +54,20 @@ class Watched:
 
 
 def make(
-    model: DraftedLM, head: EagleHead, shape: DraftShape, drafts: int, num_blocks: int = 64, **settings: float
+    model: DraftedLM,
+    head: EagleHead,
+    shape: DraftShape,
+    drafts: int | None,
+    num_blocks: int = 64,
+    **settings: float,
 ) -> Watched:
+    """With so many drafts always, 0 included; None is for no speculation."""
     config = EngineConfig(model_dir=Path("unused"), check_invariants=True, **settings)
     layers = head.config.layers.num_layers
     pool = allocate_pool(model.config, num_blocks, config.block_size, torch.float32, draft_layers=layers)
     drafter = EagleDrafter(head, pool, shape)
     drafters = Drafters(drafter, "eagle3", branching=shape.width > 1)
-    speculator = Speculator(drafters, FixedPlanner(drafts)) if drafts else None
+    speculator = None if drafts is None else Speculator(drafters, FixedPlanner(drafts))
     hasher = ChainHasher("tiny", config.block_size)
     engine = LLMEngine(model, pool, config, hasher, clock=still_clock, speculator=speculator)
     return Watched(engine, drafter)
@@ -107,7 +116,7 @@ def test_tokens_are_those_without_a_head(
     ]
     # A prefix that an earlier one has computed.
     requests.append(request("again", [*prompt(30, 0), 5, 6], 16, temperature, 9))
-    plain = make(target, head, shape, 0, **settings).run(requests)
+    plain = make(target, head, shape, None, **settings).run(requests)
     for drafts in (1, 9):
         watched = make(target, head, shape, drafts, **settings)
         assert watched.run(requests) == plain
@@ -154,3 +163,60 @@ def test_entries_are_whole_after_hits_and_preemptions(
     assert stats.cached_tokens_total > 0
     assert (stats.swaps_total > 0) is swapped
     assert keys == {1}
+
+
+@pytest.mark.parametrize("swap_memory_bytes", [0, 1 << 20])
+def test_blocks_have_their_entries_whether_or_not_anybody_drafts(
+    target: DraftedLM, tmp_path: Path, swap_memory_bytes: int
+) -> None:
+    """What waits to be written is there once others can see it: after preemptions, swaps and hits, too."""
+    head, _ = third(target, tmp_path)
+    eager, lazy = (
+        make(target, head, CHAIN, drafts, num_blocks, block_size=4, swap_memory_bytes=swap_memory_bytes)
+        for drafts, num_blocks in ((3, 200), (0, 26))
+    )
+    # Whoever reads a slot that was never written shows it.
+    lazy.engine._runner._kv[:, target.config.num_layers :] = 1e4
+    for watched in (eager, lazy):
+        for turn in range(2):
+            watched.run([request(f"{turn}{i}", prompt(9, i), 40) for i in range(4)])
+    stats = lazy.engine.stats()
+    assert stats.preemptions_total > 0
+    assert (stats.swaps_total > 0) is (swap_memory_bytes > 0)
+    caches = [watched.engine._blocks.cache for watched in (eager, lazy)]
+    both = set(caches[0].hashes()) & set(caches[1].hashes())
+    assert len(both) > 12
+    children = {block for block, _ in caches[1].links()}
+    for name in both:
+        blocks = [cache.block_of(name) for cache in caches]
+        first = 0 if blocks[1] in children else 1
+        own = [
+            watched.engine._runner._kv[block, target.config.num_layers :, :, :, first:]
+            for watched, block in zip((eager, lazy), blocks, strict=True)
+        ]
+        torch.testing.assert_close(own[1], own[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_sequence_that_nobody_drafts_for_costs_a_pass_of_the_head_in_a_block(
+    target: DraftedLM, tmp_path: Path
+) -> None:
+    head, reference = third(target, tmp_path)
+    drafting = Drafting(target, head, CHAIN, block_size=8)
+    sequence = drafting.start(prompt(5))
+    drafting.prefill(sequence)
+    passes: list[int] = []
+    forward = head.forward
+
+    def counted(batch: ForwardBatch, hidden: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        passes.append(len(batch.token_ids))
+        return forward(batch, hidden, kv)
+
+    head.forward = counted
+    for _ in range(16):
+        drafting.step([sequence], [0])
+    # Up to the ends of two blocks, with the token that follows.
+    assert passes == [3, 8]
+    tokens = list(sequence.token_ids)
+    drafting.step([sequence], [2])
+    assert passes[2] == len(tokens) - 17
+    assert drafting.trees == [DraftTree.chain(tuple(expected_chain(drafting, reference, tokens, 2)))]

@@ -145,8 +145,8 @@ def test_kv_of_a_worker_without_a_head(target: DraftedLM, tmp_path: Path) -> Non
     sequence = drafting.start(prompt(12))
     drafting.prefill(sequence)
     drafting.kv[sequence.blocks[:3], target.config.num_layers :] = math.nan
-    drafting.drafter.clear(sequence.blocks[:3])
     sequence.draft_states.clear()
+    drafting.drafter.adopt(sequence, b"")
     again = hit(drafting, sequence, [*prompt(12), 9, 8, 7], 3)
     drafting.prefill(again)
     assert state_of(again).first_key == 12

@@ -70,3 +70,15 @@ def test_uncoupled_draws_are_best_guessed_by_the_likeliest(head: EagleHead) -> N
     guesses = guess(head, logits, rules, [0] * ROWS, 3, coupled=False)
     assert torch.equal(guesses.token_ids[:, 0], likeliest(head, logits))
     torch.testing.assert_close(guesses.log_probs, logits.log_softmax(dim=-1).topk(3).values)
+
+
+def test_a_seed_of_ones_own_is_guessed_with_whatever_rule_the_others_have(head: EagleHead) -> None:
+    """By request, side by side: those that are verified by their seed are guessed by it."""
+    logits = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3))
+    rules = [rules_of(row, own_seed=row % 3 == 0) for row in range(ROWS)]
+    drawn = torch.tensor(Sampler().sample(logits, rules).token_ids)
+    best = likeliest(head, logits)
+    seeded = torch.tensor([rule.params.own_seed for rule in rules])
+    guesses = guess(head, logits, rules, [0] * ROWS, 1, coupled=False).token_ids[:, 0]
+    assert torch.equal(guesses, torch.where(seeded, drawn, best))
+    assert not torch.equal(drawn[seeded], best[seeded])

@@ -196,8 +196,9 @@ def test_a_handover_brings_the_head_along_whoever_drafts(model: DraftedLM, head:
     there.engine.adopt("a", token.token_id, carried=done.carried)
     there.engine.step()
     there.engine.step()
-    state = head_state(there, "a")
-    assert (state.first_key, state.entries) == (1, there.engine._sequences["a"].num_tokens)
+    state, sequence = head_state(there, "a"), there.engine._sequences["a"]
+    there.drafters.complete(sequence)
+    assert (state.first_key, state.entries) == (1, sequence.num_tokens)
 
 
 def test_a_deployment_without_a_method_drafts_for_those_who_ask_alone(model: DraftedLM) -> None:
