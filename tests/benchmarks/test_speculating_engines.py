@@ -9,6 +9,7 @@ import pytest
 from benchmarks.speculating.bench import Bench, Loaded, Stream, answers
 from benchmarks.speculating.formula import Rounds
 from benchmarks.speculating.found import run_together
+from benchmarks.speculating.rules import measure_rules, rules_table
 from benchmarks.speculating.stretch import Stretch
 from benchmarks.speculating.variants import NONE, Variant, under_rule
 from benchmarks.speculating.workloads import requests_of
@@ -89,3 +90,17 @@ def test_answers_count_every_pass_of_every_request(loaded: Loaded, rule: str, te
     assert rounds.tested >= rounds.right
     # A random model repeats itself where nothing is drawn.
     assert temperature or rounds.right > 0
+
+
+def test_both_rules_are_measured_on_the_same_prompts(loaded: Loaded) -> None:
+    sampled = {name: requests_of(PROMPTS, TOKENS, 1.0, salt=name) for name in ("one", "two")}
+    bench = Bench(loaded, 3, [*sampled["one"], *sampled["two"]])
+
+    found = measure_rules(bench, ALL, sampled, 3)
+
+    assert {rule: {name: len(own) for name, own in sets.items()} for rule, sets in found.items()} == {
+        "coupled": {"one": 4, "two": 4},
+        "standard": {"one": 4, "two": 4},
+    }
+    # Two rules and their ratio.
+    assert rules_table({ALL.name: found}, "title").row_count == 3
