@@ -184,10 +184,22 @@ class EagleDrafter:
 
     def _first_key(self, sequence: EngineSequence, end: int) -> int:
         """The first slot from which on all up to `end` have entries."""
-        count = -(-end // self._block_size)
-        keys = self._own[self._blocks(sequence)[:count], 0, 0, 0].flatten(0, 1)[1:end]
+        return max(1, self._last_unset(sequence, 0, end) + 1)
+
+    def _last_unset(self, sequence: EngineSequence, first_block: int, end: int) -> int:
+        """The last slot before `end`, in that block or one behind it, that has no entry; -1 for none."""
+        blocks = self._blocks(sequence)[first_block : -(-end // self._block_size)]
+        start = first_block * self._block_size
+        keys = self._own[blocks, 0, 0, 0].flatten(0, 1)[: end - start]
         unset = (keys == 0).all(dim=-1).nonzero()
-        return int(unset[-1]) + 2 if len(unset) else 1
+        return start + int(unset[-1]) if len(unset) else -1
+
+    def _look_at_sealed(self, sequence: EngineSequence, state: EagleState) -> None:
+        """Sealing may have put a block of another sequence in the place of its own, with fewer entries."""
+        if sequence.num_sealed > state.num_sealed:
+            end = sequence.num_sealed * self._block_size
+            state.first_key = max(state.first_key, self._last_unset(sequence, state.num_sealed, end) + 1)
+            state.num_sealed = sequence.num_sealed
 
     def _blocks(self, sequence: EngineSequence) -> list[int]:
         """Those of the first layer group, in which the head's KV lies."""
@@ -228,7 +240,10 @@ class EagleDrafter:
         features: list[torch.Tensor] = []
         for sequence in sequences:
             state = sequence.draft_states.get(self)
-            if not isinstance(state, EagleState) or not state.waiting:
+            if not isinstance(state, EagleState):
+                continue
+            self._look_at_sealed(sequence, state)
+            if not state.waiting:
                 continue
             end = min(state.computed + 1, self._reach(sequence))
             if end == state.entries:

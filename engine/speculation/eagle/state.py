@@ -19,6 +19,7 @@ class EagleState:
         computed: see above.
         waiting: features of the model at positions `entries` - 1 to `computed` - 1, in order, in parts
             [n, points' width]: of the entries that are still to be written. None where all are.
+        num_sealed: pages of the sequence that were sealed when `first_key` was looked at.
         drafts: whether drafts were asked of it since the last pass.
     """
 
@@ -28,4 +29,5 @@ class EagleState:
     feature: torch.Tensor | None
     computed: int
     waiting: list[torch.Tensor] = field(default_factory=list)
+    num_sealed: int = 0
     drafts: bool = False

@@ -106,6 +106,28 @@ def test_a_lost_feature_begins_a_history(target: DraftedLM, tmp_path: Path) -> N
     assert drafting.trees == [DraftTree.chain(tuple(expected))]
 
 
+def test_a_block_taken_over_brings_the_entries_that_it_has(target: DraftedLM, tmp_path: Path) -> None:
+    """Sealing gives each content one block: that of another sequence may have been written without a head."""
+    head, reference = third(target, tmp_path)
+    drafting = Drafting(target, head, CHAIN, BLOCK, unset=7.0)
+    sequence, other = (drafting.start(prompt(10)) for _ in range(2))
+    for own in (sequence, other):
+        drafting.prefill(own, 5)
+    drafting.step([sequence], [2])
+    assert state_of(sequence).first_key == 1
+    drafting.kv[other.blocks[1], target.config.num_layers :] = 0
+    drafting.free.append(sequence.blocks[1])
+    sequence.blocks[1] = other.blocks[1]
+    sequence.num_sealed = 2
+    # What the last entry saw it saw before.
+    drafting.step([sequence], [1])
+    tokens = list(sequence.token_ids)
+    drafting.step([sequence], [3])
+    assert state_of(sequence).first_key == 2 * BLOCK
+    expected = expected_chain(drafting, reference, tokens, 3, first=2 * BLOCK)
+    assert drafting.trees == [DraftTree.chain(tuple(expected))]
+
+
 @pytest.mark.parametrize("length", [7, 8, 9])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_another_worker_drafts_on(target: DraftedLM, tmp_path: Path, shape: DraftShape, length: int) -> None:
