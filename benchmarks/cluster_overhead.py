@@ -29,6 +29,8 @@ from tests.support.live_cluster import live_cluster
 
 LOADED = Workload(16, 128, 128)
 LONG_PROMPT = Workload(1, 512, 16)
+# The engine beside it has none.
+WITHOUT_DRAFTS = {"speculation": {"method": "none"}}
 LEAST_SPEED = 0.90
 MOST_TTFT = 1.15
 
@@ -104,7 +106,7 @@ def measure_cluster(
     pairs: dict[Workload, list[Pair]] = {LOADED: [], LONG_PROMPT: []}
     with (
         tempfile.TemporaryDirectory() as folder,
-        live_cluster(Path(folder), {"model": model, **settings}) as cluster,
+        live_cluster(Path(folder), {"model": model, **WITHOUT_DRAFTS, **settings}) as cluster,
         started([bare], logs, console) as (runner,),
         Progress(console=console) as progress,
     ):
