@@ -143,7 +143,9 @@ class EagleDrafter:
         feature = unpack_feature(carried, width, self._kv)
         context = sequence.num_computed
         first = self._first_key(sequence, context)
-        sequence.draft_states[self] = EagleState(first, context, None, feature, context, [feature[None]])
+        sequence.draft_states[self] = EagleState(
+            first, context, None, feature, context, [feature[None]], sequence.num_sealed
+        )
 
     @torch.inference_mode()
     def complete(self, sequence: EngineSequence) -> None:
@@ -157,7 +159,8 @@ class EagleDrafter:
         if not isinstance(state, EagleState):
             begun = first == 0 or extent.recomputed
             key = self._first_key(sequence, first + 1) if begun else first + 1
-            state = sequence.draft_states[self] = EagleState(key, first + 1, None, None, first)
+            state = EagleState(key, first + 1, None, None, first, num_sealed=sequence.num_sealed)
+            sequence.draft_states[self] = state
             if not begun:
                 self._unset(sequence, first, first + 1)
         elif state.computed != first:
