@@ -28,11 +28,14 @@ from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
 from engine.speculation.speculator import Speculator
 from prefix_index.hashing import ChainHasher
+from tests.support.clock import Clock
 
 VOCAB = 23
 EOS = 5
 MODULUS = 65521
 MAX_MODEL_LEN = 512
+# What passes with every look at the clock: everything takes the same time in every run.
+LOOK_S = 0.001
 
 MODEL_CONFIG = ModelConfig(
     family="digest",
@@ -191,17 +194,6 @@ class DigestModel:
         return int((keys.double() * torch.arange(first + 1, len(seen) + 1)).sum().item())
 
 
-class Ticks:
-    """A clock by which everything takes a millisecond for each look at it: the same in every run."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 0.001
-        return self.now_s
-
-
 def params(
     max_tokens: int = 8,
     *,
@@ -289,7 +281,7 @@ def make_engine_and_pool(
     # Not zeroed: whoever reads a slot that was never written gets a number that no token gives.
     pool = torch.full((num_blocks + 1, *shape), 99_999.0)
     hasher = ChainHasher("digest", block_size)
-    engine = LLMEngine(model, pool, config, hasher, clock=Ticks(), speculator=speculator)
+    engine = LLMEngine(model, pool, config, hasher, clock=Clock(step_s=LOOK_S), speculator=speculator)
     return engine, pool
 
 

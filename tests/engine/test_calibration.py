@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from engine.kv.storage import allocate_pool
 from engine.models.base import CausalLM
 from engine.models.loader import load_model
 from engine.speculation.calibration import SIZES, calibrate, measure
+from tests.support.clock import Clock
 from tests.support.tiny_models import tiny_llama
 
 
@@ -28,17 +28,6 @@ def kv(model: CausalLM) -> torch.Tensor:
     return pool
 
 
-class Clock:
-    """Seconds that pass with every look."""
-
-    def __init__(self, tick_s: float) -> None:
-        self._ticks = count()
-        self._tick_s = tick_s
-
-    def __call__(self) -> float:
-        return next(self._ticks) * self._tick_s
-
-
 def test_every_size_is_measured_and_only_scratch_is_written(model: CausalLM, kv: torch.Tensor) -> None:
     points = measure(model, kv, most=64)
     assert [tokens for tokens, _ in points] == [size for size in SIZES if size <= 64]
@@ -49,7 +38,7 @@ def test_every_size_is_measured_and_only_scratch_is_written(model: CausalLM, kv:
 
 def test_a_slow_machine_is_measured_as_far_as_time_allows(model: CausalLM, kv: torch.Tensor) -> None:
     # Every pass takes a second by this clock, so the second one is over budget.
-    assert measure(model, kv, most=64, clock=Clock(1.0)) == ((1, 1.0),)
+    assert measure(model, kv, most=64, clock=Clock(step_s=1.0)) == ((1, 1.0),)
 
 
 def test_a_warm_start_measures_nothing(model: CausalLM, kv: torch.Tensor, tmp_path: Path) -> None:

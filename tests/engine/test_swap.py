@@ -6,19 +6,8 @@ import torch
 from engine.kv.host_pool import HostPool
 from engine.kv.storage import KvMemoryError
 from engine.kv.swap import SwapSpace
+from tests.support.clock import Clock
 from tests.support.swap_memory import ListedHost
-
-
-class Clock:
-    """Moves on by `step_s` at each look."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.now_s = 0.0
-        self.step_s = step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
 
 
 def test_blocks_go_out_and_come_back_but_for_those_that_need_not() -> None:

@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.attempts import AttemptFence, StaleAttemptError
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_lower_attempts_are_refused_by_name() -> None:
@@ -30,10 +23,10 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     clock = Clock()
     fence = AttemptFence(memory_s=10, capacity=8, clock=clock)
     fence.admit("r", 5)
-    clock.now = 9
+    clock.now_s = 9
     with pytest.raises(StaleAttemptError):
         fence.admit("r", 4)
-    clock.now = 10
+    clock.now_s = 10
     fence.admit("r", 4)
 
 
@@ -41,12 +34,12 @@ def test_memory_ends_after_its_time() -> None:
     clock = Clock()
     fence = AttemptFence(memory_s=10, capacity=8, clock=clock)
     fence.admit("r", 5)
-    clock.now = 9.9
+    clock.now_s = 9.9
     fence.admit("r", 5)
-    clock.now = 19.8
+    clock.now_s = 19.8
     with pytest.raises(StaleAttemptError):
         fence.admit("r", 1)
-    clock.now = 20
+    clock.now_s = 20
     fence.admit("r", 1)
     assert len(fence) == 1
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from kv_transfer.quarantine import Quarantine
 from kv_transfer.transports.base import PullState
 from kv_transfer.types import TransferError
+from tests.support.clock import Clock
 
 ALARM_S = 10.0
 
@@ -27,17 +28,9 @@ class Read:
         return self.state
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(50.0)
 
 
 @pytest.fixture
@@ -81,12 +74,12 @@ def test_age_and_alarm(ledger: Quarantine, clock: Clock) -> None:
     assert ledger.oldest_s == 0
     first, second = Read(1), Read(2)
     ledger.park(first)
-    clock.now += 7
+    clock.now_s += 7
     ledger.park(second)
-    clock.now += 3
+    clock.now_s += 3
     assert ledger.oldest_s == 10
     assert not ledger.alarmed
-    clock.now += 0.5
+    clock.now_s += 0.5
     assert ledger.alarmed
     first.state = PullState.DONE
     ledger.poll()
@@ -106,7 +99,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = Clock(50.0)
         self.ledger = Quarantine(alarm_s=ALARM_S, clock=self.clock)
         self.parked: list[Read] = []
 
@@ -124,7 +117,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 8))
     def time_passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.now_s += seconds
 
     @rule()
     def poll(self) -> None:

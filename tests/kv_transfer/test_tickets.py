@@ -10,30 +10,23 @@ from kv_transfer.tickets import (
     TicketState,
     TicketTable,
 )
+from tests.support.clock import Clock
 
 TTL_S, GRACE_S, SILENCE_S = 10.0, 5.0, 3.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Worker:
     """A table with a clock to turn and a list of what it reported."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.ended: list[EndedTicket] = []
         self.table = TicketTable(
             ttl_s=TTL_S, grace_s=GRACE_S, silence_s=SILENCE_S, clock=self.clock, on_end=self.ended.append
         )
 
     def after(self, seconds: float) -> tuple[LostFollower, ...]:
-        self.clock.now += seconds
+        self.clock.now_s += seconds
         return self.table.expire()
 
 
@@ -71,7 +64,7 @@ def test_an_open_ticket_expires_at_its_time_to_live(worker: Worker) -> None:
 
 
 def test_a_ticket_past_its_time_cannot_be_attached_even_before_the_sweep(worker: Worker) -> None:
-    worker.clock.now += TTL_S
+    worker.clock.now_s += TTL_S
     with pytest.raises(TicketGoneError, match="t is unknown or has ended"):
         worker.table.attach("t")
     worker.table.expire()
@@ -164,7 +157,7 @@ def test_unknown_tickets(worker: Worker) -> None:
 
 
 def test_the_callback_may_use_the_table() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     ended: list[str] = []
 
     def on_end(end: EndedTicket) -> None:
@@ -175,7 +168,7 @@ def test_the_callback_may_use_the_table() -> None:
     table = TicketTable(ttl_s=1, grace_s=1, silence_s=1, clock=clock, on_end=on_end)
     table.issue("a")
     table.issue("b")
-    clock.now += 1
+    clock.now_s += 1
     table.expire()
     assert sorted(ended) == ["a", "b"]
 
@@ -184,4 +177,4 @@ def test_the_callback_may_use_the_table() -> None:
 def test_times_must_be_positive(wrong: dict[str, float]) -> None:
     times = {"ttl_s": 1.0, "grace_s": 1.0, "silence_s": 1.0, **wrong}
     with pytest.raises(ValueError, match="positive"):
-        TicketTable(**times, clock=Clock(), on_end=lambda _: None)
+        TicketTable(**times, clock=Clock(100.0), on_end=lambda _: None)

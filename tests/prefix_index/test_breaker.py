@@ -3,14 +3,7 @@ from __future__ import annotations
 import pytest
 
 from prefix_index.breaker import CircuitBreaker
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture
@@ -32,21 +25,21 @@ def test_closed_lets_everybody_through(breaker: CircuitBreaker) -> None:
 def test_a_failure_stops_everybody_until_the_cooldown_is_over(breaker: CircuitBreaker, clock: Clock) -> None:
     assert breaker.admit()
     breaker.fail()
-    clock.now = 0.9
+    clock.now_s = 0.9
     assert not breaker.admit()
     assert not breaker.closed
-    clock.now = 1.0
+    clock.now_s = 1.0
     assert breaker.admit()
 
 
 def test_one_at_a_time_probes(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.fail()
-    clock.now = 1.0
+    clock.now_s = 1.0
     assert [breaker.admit(), breaker.admit()] == [True, False]
     breaker.fail()
-    clock.now = 1.9
+    clock.now_s = 1.9
     assert not breaker.admit()
-    clock.now = 2.0
+    clock.now_s = 2.0
     assert breaker.admit()
     breaker.succeed()
     assert [breaker.admit(), breaker.admit()] == [True, True]
@@ -54,7 +47,7 @@ def test_one_at_a_time_probes(breaker: CircuitBreaker, clock: Clock) -> None:
 
 def test_a_cancelled_probe_frees_the_place(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.fail()
-    clock.now = 1.0
+    clock.now_s = 1.0
     assert breaker.admit()
     breaker.abandon()
     assert breaker.admit()
