@@ -161,7 +161,7 @@ def vllm(place: Place) -> list[Command]:
         "OMP_NUM_THREADS": str(place.threads),
         # By itself it takes one thread of each core: here all engines have the same.
         "VLLM_CPU_OMP_THREADS_BIND": cpus,
-        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(place.cache / "vllm-cache"),
