@@ -74,7 +74,7 @@ class LayerRunner:
     ) -> None:
         """Takes `hidden`, [T, H], through layers [start, end) of the model's, always the same ones, in place.
 
-        It is quick where `hidden` and the angles lie where they lay in an earlier call, with as many rows.
+        Quickest where `hidden` and the angles lie where they lay in an earlier call, with as many rows.
         """
 
         def compute() -> None:

@@ -61,11 +61,11 @@ class Tape(Protocol):
     def play(self, name: Hashable, tensors: Sequence[torch.Tensor], compute: Callable[[], None]) -> None:
         """Computes.
 
-        Where `compute` was called before under this name, with tensors that lay where these do and had as many
-        rows, its operations may be done again without it. So it may do nothing but call the operations that
-        the tape belongs to and attention, and the same ones each time. Where one of them reads memory that is
-        neither of `tensors` nor what an operation before it wrote, as results of other attention than the
-        operations' own, it is called each time.
+        Where `compute` was called before under this name, with tensors that lay where these do and had as
+        many rows, its operations may be done again without it. So it may do nothing but call the operations
+        that the tape belongs to and attention, and the same ones each time. Where one of them reads memory
+        that is neither of `tensors` nor what an operation before it wrote, such as results of other attention
+        than the operations' own, it is called each time.
 
         Args:
             name: what is computed; weights that it uses live as long as the tape.

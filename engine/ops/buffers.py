@@ -1,4 +1,4 @@
-"""Memory for results, kept from step to step: allocated anew it would be written to for the first time each time."""
+"""Memory for results, kept from step to step: fresh memory costs page faults and lies elsewhere each time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Computes operations, and again what it computed before: a pass over layers is one call then.
 
-At small batches a pass is some 200 operations of 10 to 100 microseconds each; to find the arguments of one takes
-Python about 6, in which the threads wait.
+At small batches a pass is some 200 operations of 10 to 100 microseconds each; to find the arguments of one
+takes Python several, in which the threads wait.
 """
 
 from __future__ import annotations
