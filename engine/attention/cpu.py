@@ -20,8 +20,10 @@ from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
 from engine.models.layer_groups import places
 from engine.ops.base import Ops
-from engine.ops.cpu.library import Kernels, Step
-from engine.ops.cpu.ops import Buffers, CpuOps
+from engine.ops.buffers import Buffers
+from engine.ops.cpu.operations import AttendCall, Operation, Step
+from engine.ops.cpu.ops import CpuOps
+from engine.ops.cpu.tape import Stream
 
 HEAD_DIM_MULTIPLE = 16
 MAX_HEAD_DIM = 512
@@ -30,8 +32,8 @@ MAX_HEAD_DIM = 512
 class CpuAttention:
     """See the module; implements `AttentionBackend`."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, coarse: bool = False) -> None:
-        self._kernels = kernels
+    def __init__(self, config: ModelConfig, stream: Stream, coarse: bool = False) -> None:
+        self._stream = stream
         self._coarse = coarse
         self._width = config.num_heads * config.head_dim
         self._scale = config.attention_scale
@@ -68,15 +70,15 @@ class CpuAttention:
             step.visible = _address(visible)
             step.tree_starts = _address(trees)
             step.first_keys = _address(firsts)
+            step.kv = kv.data_ptr()
             step.tokens = slots.shape[1]
             step.sequences = len(contexts)
             step.table_width = tables.shape[2]
             step.block_size = kv.shape[4]
             step.block_stride = kv.stride(0)
+            step.layer_stride = kv.stride(1)
         # Addresses are only good while their tensors live.
         self._alive = (slots, tables, starts, contexts, positions, visible, trees, firsts, kv)
-        self._address = kv.data_ptr()
-        self._layer_bytes = kv.stride(1) * kv.itemsize
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Stores key and value, then attends; see `AttentionBackend`."""
@@ -85,20 +87,21 @@ class CpuAttention:
             key, value = key.contiguous(), value.contiguous()
         result, address = self._out.get(query.shape[0], self._width)
         group, place = self._places[layer]
-        self._kernels.attend(
-            self._step_pointers[group],
-            query.data_ptr(),
-            query.stride(0),
-            key.data_ptr(),
-            value.data_ptr(),
-            key.stride(0),
-            self._address + place * self._layer_bytes,
-            address,
-            self._scale,
-            self._softcap,
-            self._windows[layer],
-            self._coarse,
+        call = AttendCall(
+            step=self._step_pointers[group],
+            query=query.data_ptr(),
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            out=address,
+            query_stride=query.stride(0),
+            key_stride=key.stride(0),
+            place=place,
+            window=self._windows[layer],
+            coarse=self._coarse,
+            scale=self._scale,
+            softcap=self._softcap,
         )
+        self._stream.issue(Operation.of(query.shape[0], call), (query, key, value), result)
         return result
 
 
@@ -136,4 +139,4 @@ def create(config: ModelConfig, ops: Ops, coarse: bool) -> AttentionBackend:
             f"attention backend 'cpu' needs a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} and at most "
             f"{MAX_HEAD_DIM}, not {config.head_dim}"
         )
-    return CpuAttention(config, ops.kernels, coarse)
+    return CpuAttention(config, ops.stream, coarse)

@@ -14,6 +14,7 @@ from engine.models.features import FeatureTap
 from engine.models.layers import LayerRunner, LayerWeights
 from engine.models.rotary import Rotary
 from engine.ops.base import Linear, Norm, Ops
+from engine.ops.buffers import Buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Decoder:
         self._ops = ops
         self._attention = attention
         self._layers = LayerRunner(config, ops, attention)
+        self._hidden = Buffers(weights.embedding.dtype, weights.embedding.device)
         self._rotary = Rotary(config.ropes, weights.embedding.device)
         # Rounded to the embedding's dtype before it is applied, as these models were trained.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(weights.embedding.dtype))
@@ -48,20 +50,21 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As `CausalLM.forward`."""
-        hidden = self._weights.embedding.index_select(0, batch.token_ids)
+        embedding = self._weights.embedding
+        hidden, _ = self._hidden.get(len(batch.token_ids), self.config.hidden_size)
+        torch.index_select(embedding, 0, batch.token_ids, out=hidden)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
         angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
-        for index, layer in enumerate(self._weights.layers):
+        start = 0
+        for end in (self.config.num_layers,) if tap is None else tap.stops(self.config.num_layers):
+            self._layers.run(self._weights.layers, start, end, hidden, angles)
+            start = end
             if tap is not None:
-                tap.entering(index, hidden)
-            self._layers.attend(index, layer, hidden, *angles[index])
-            self._layers.feed_forward(layer, hidden)
-        if tap is not None:
-            tap.entering(self.config.num_layers, hidden)
-            if tap.points.final:
-                tap.final(self._ops.rms_norm(hidden, self._weights.final_norm))
+                tap.entering(end, hidden)
+        if tap is not None and tap.points.final:
+            tap.final(self._ops.rms_norm(hidden, self._weights.final_norm))
         last = hidden.index_select(0, batch.logits_rows)
         logits = self._ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm)
         softcap = self.config.logit_softcap

@@ -38,6 +38,10 @@ class FeatureTap:
     points: FeaturePoints
     out: torch.Tensor
 
+    def stops(self, num_layers: int) -> tuple[int, ...]:
+        """The layers before which a pass of so many is interrupted for `entering`, ascending, and its end."""
+        return tuple(sorted({*self.points.entering, num_layers}))
+
     def entering(self, layer: int, hidden: torch.Tensor) -> None:
         """Takes the input of a layer, [T, H], where it is wanted."""
         for place, wanted in enumerate(self.points.entering):

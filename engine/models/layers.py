@@ -6,7 +6,9 @@ so are gate and up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -54,13 +56,38 @@ class LayerWeights:
     feed_forward_post_norm: Norm | None
 
 
+Angles = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Cosine and sine of each layer, see `engine.models.rotary`."""
+
+
 class LayerRunner:
-    """Computes the halves of a layer. `config` tells of heads and activation."""
+    """Computes layers, and their halves. `config` tells of heads and activation."""
 
     def __init__(self, config: ModelConfig, ops: Ops, attention: AttentionBackend) -> None:
         self._config = config
         self._ops = ops
         self._attention = attention
+        self._tape = ops.tape()
+
+    def run(
+        self, layers: Sequence[LayerWeights], start: int, end: int, hidden: torch.Tensor, angles: Angles
+    ) -> None:
+        """Takes `hidden`, [T, H], through layers [start, end) of the model's, always the same ones, in place.
+
+        Quickest where `hidden` and the angles lie where they lay in an earlier call, with as many rows.
+        """
+
+        def compute() -> None:
+            for index in range(start, end):
+                self.attend(index, layers[index], hidden, *angles[index])
+                self.feed_forward(layers[index], hidden)
+
+        # Which experts run depends on what is computed.
+        if any(isinstance(layer.feed_forward, ExpertsWeights) for layer in layers[start:end]):
+            compute()
+            return
+        distinct = dict.fromkeys(chain.from_iterable(angles[start:end]))
+        self._tape.play((start, end), (hidden, *distinct), compute)
 
     def attend(
         self,
@@ -100,4 +127,4 @@ class LayerRunner:
         if post_norm is None:
             self._ops.linear(inner, linear, residual=hidden)
         else:
-            hidden += self._ops.rms_norm(self._ops.linear(inner, linear), post_norm)
+            self._ops.add_normed(hidden, self._ops.linear(inner, linear), post_norm)

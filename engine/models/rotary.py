@@ -10,6 +10,7 @@ import math
 import torch
 
 from engine.models.config import Bands, Divided, DividedEach, Ramp, Rope
+from engine.ops.buffers import Buffers
 
 _FIRST_POSITIONS = 1024
 
@@ -52,17 +53,19 @@ class Rotary:
         self._frequencies = [(inverse_frequencies(rope).to(device), rope.magnitude) for rope in distinct]
         self._looked_up = device.type == "cpu"
         self._table: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._found = [(Buffers(), Buffers()) for _ in distinct]
         self._known = 0
 
     def angles(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Cosine and sine of each layer for positions [T], each [T, rotated pairs], fp32.
 
-        Layers that are rotated alike are given the same tensors.
+        Layers that are rotated alike are given the same tensors, which the next call may overwrite.
         """
         if self._looked_up:
             self._know(int(positions.max()))
             found = [
-                (cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self._table
+                (_look_up(cos, positions, cosines), _look_up(sin, positions, sines))
+                for (cos, sin), (cosines, sines) in zip(self._table, self._found, strict=True)
             ]
         else:
             found = self._computed(positions)
@@ -83,3 +86,8 @@ class Rotary:
             cos, sin = angles.cos(), angles.sin()
             computed.append((cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude))
         return computed
+
+
+def _look_up(table: torch.Tensor, positions: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+    found, _ = buffers.get(len(positions), table.shape[1])
+    return torch.index_select(table, 0, positions, out=found)

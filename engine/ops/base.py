@@ -6,6 +6,7 @@ keep its results to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,26 @@ class Linear(Protocol):
         ...
 
 
+class Tape(Protocol):
+    """Does again what was done before."""
+
+    def play(self, name: Hashable, tensors: Sequence[torch.Tensor], compute: Callable[[], None]) -> None:
+        """Computes.
+
+        Where `compute` was called before under this name, with tensors that lay where these do and had as
+        many rows, its operations may be done again without it. So it may do nothing but call the operations
+        that the tape belongs to and attention, and the same ones each time. Where one of them reads memory
+        that is neither of `tensors` nor what an operation before it wrote, such as results of other attention
+        than the operations' own, it is called each time.
+
+        Args:
+            name: what is computed; weights that it uses live as long as the tape.
+            tensors: contiguous; what it reads and writes beside its own results, the first [T, ...].
+            compute: does it.
+        """
+        ...
+
+
 class Ops(Protocol):
     """The operations of a decoder layer. T is the number of tokens in the flat batch.
 
@@ -71,8 +92,16 @@ class Ops(Protocol):
         """Lays out gate and up, [2 I, in] with gate first, for `gated_linear`; else as `pack`."""
         ...
 
+    def tape(self) -> Tape:
+        """A tape for computations with these operations."""
+        ...
+
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension; shape as given."""
+        ...
+
+    def add_normed(self, target: torch.Tensor, hidden: torch.Tensor, norm: Norm) -> None:
+        """Adds the norm of `hidden` over the last dimension to `target`, of the same shape, in place."""
         ...
 
     def linear(

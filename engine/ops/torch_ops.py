@@ -7,6 +7,7 @@ for `x @ weight`: on a CPU that is the faster form for the small batches of deco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,14 @@ class TorchLinear:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+class TorchTape:
+    """Implements `engine.ops.base.Tape`: has everything computed each time."""
+
+    def play(self, name: Hashable, tensors: Sequence[torch.Tensor], compute: Callable[[], None]) -> None:
+        """Computes."""
+        compute()
+
+
 class TorchOps:
     """See the module; implements `engine.ops.base.Ops`."""
 
@@ -54,11 +63,19 @@ class TorchOps:
         """As `pack`: gate and up are told apart when they are applied."""
         return self.pack(weight, bias)
 
+    def tape(self) -> TorchTape:
+        """As `Ops.tape`."""
+        return TorchTape()
+
     def rms_norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Norm over the last dimension."""
         wide = hidden.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
         return ((wide * scale).to(norm.weight.dtype) * norm.weight).to(hidden.dtype)
+
+    def add_normed(self, target: torch.Tensor, hidden: torch.Tensor, norm: Norm) -> None:
+        """Adds norm(hidden) in place."""
+        target += self.rms_norm(hidden, norm)
 
     def linear(
         self,

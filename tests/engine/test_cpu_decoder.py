@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.models.decoder import Decoder
+from engine.models.features import FeaturePoints, FeatureTap
 from engine.models.loader import load_model
-from tests.support.paged import PagedModel, PagedSequence
+from tests.support.paged import PagedModel, PagedSequence, make_batch
 from tests.support.tiny_families import VARIETIES, tiny_variety
 from tests.support.tiny_models import VOCAB_SIZE, tiny_llama
 
@@ -78,6 +79,39 @@ def test_bits_of_experts_do_not_depend_on_chunks(name: str, quantization: str, t
     for chunk in (1, 7, 50):
         paged = PagedModel(model)
         assert torch.equal(paged.prefill(paged.start(tokens, 0), chunk), alone(model, tokens))
+
+
+def test_pools_take_turns(model: Decoder) -> None:
+    """Of other sizes of blocks, step by step: what was computed before for one serves no other."""
+    tokens = prompt(90, 4)
+    pools = [PagedModel(model, num_pages=-(-200 // size), block_size=size) for size in (16, 5, 16)]
+    sequences = [paged.start(tokens, 0) for paged in pools]
+    for paged, sequence in zip(pools, sequences, strict=True):
+        paged.advance([(sequence, 80)])
+    expected = alone(model, tokens)[80:]
+    for row in range(10):
+        for paged, sequence in zip(pools, sequences, strict=True):
+            assert torch.equal(paged.advance([(sequence, 1)])[0], expected[row : row + 1])
+
+
+def test_features_are_those_of_each_layer(model: Decoder) -> None:
+    """Whether a pass is interrupted for them, once or often, or not."""
+    tokens, layers = prompt(6, 5), model.config.num_layers
+    points = [FeaturePoints(tuple(range(layers + 1)), final=True), FeaturePoints((layers,)), FeaturePoints()]
+    batch = make_batch([(tokens, 0, [1])], 16)
+    kv = PagedModel(model).kv
+    found: list[list[torch.Tensor]] = [[], [], []]
+    logits = []
+    for _ in range(3):
+        for each, taken in zip(points, found, strict=True):
+            out = torch.zeros(6, each.width(model.config.hidden_size))
+            tap = FeatureTap(each, out) if each.entering else None
+            logits.append(model.forward(batch, kv, tap).clone())
+            taken.append(out)
+    assert all(torch.equal(each, logits[0]) for each in logits)
+    assert all(torch.equal(each, taken[0]) for taken in found for each in taken)
+    hidden = model.config.hidden_size
+    assert torch.equal(found[0][0][:, layers * hidden : (layers + 1) * hidden], found[1][0])
 
 
 def test_bits_do_not_depend_on_the_batch(model: Decoder) -> None:

@@ -31,7 +31,7 @@ template <int B> inline void exchange_all(F* v) {
   if constexpr (B * 2 < W) exchange_all<B * 2>(v);
 }
 
-// What all layers of a step share. Mirrored by engine/attention/cpu.py.
+// What all layers of a step share. Mirrored by operations.py.
 struct Step {
   const int64_t* slots;         // [tokens]
   const int64_t* tables;        // [sequences][table_width]
@@ -41,8 +41,9 @@ struct Step {
   const int64_t* visible;       // [tokens]: bits of the tree's tokens that a token sees, 0 for causal order; or null
   const int64_t* tree_starts;   // [sequences]: the key of bit 0; null where `visible` is
   const int64_t* first_keys;    // [sequences]: what lies before is not there; or null
+  float* kv;                    // the pool: [blocks][layers][2][kv_heads][block_size][head_dim]
   int64_t tokens, sequences, table_width;
-  int64_t heads, kv_heads, head_dim, block_size, block_stride;
+  int64_t heads, kv_heads, head_dim, block_size, block_stride, layer_stride;
 };
 
 struct Layer {

@@ -13,35 +13,13 @@ import torch
 
 from engine.host_memory import map_pages
 from engine.ops.cpu.build import DEFAULT_CACHE, BuildError, Target, best_target, find
+from engine.ops.cpu.operations import Operation
 
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 Kernel = Callable[..., None]
 
 _LINE = 64
 _SLAB = 64 << 20
-
-
-class Step(ctypes.Structure):
-    """What all layers of a step share: `Step` of attention.h. Pointers are to int64 arrays, or none."""
-
-    _fields_ = (
-        ("slots", _POINTER),
-        ("tables", _POINTER),
-        ("query_starts", _POINTER),
-        ("contexts", _POINTER),
-        ("positions", _POINTER),
-        ("visible", _POINTER),
-        ("tree_starts", _POINTER),
-        ("first_keys", _POINTER),
-        ("tokens", ctypes.c_int64),
-        ("sequences", ctypes.c_int64),
-        ("table_width", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("block_stride", ctypes.c_int64),
-    )
 
 
 class Slabs:
@@ -70,32 +48,18 @@ class Kernels:
     """One library. Its thread pool is the process's: concurrent calls run, one of them on several threads.
 
     Attributes:
-        linear: (x, rows, in, norm, eps, panels, bias, out, columns, add)
-        linear_int8: (x, rows, in, norm, eps, panels, scales, bias, out, columns, add)
-        gated_linear: as linear, but for the last: (..., columns of gate, whether GELU)
-        gated_linear_int8: likewise
-        rms_norm: (x, rows, n, weight, eps, out)
-        rotate: (heads, stride, tokens, queries, keys, head_dim, cos, sin, half, query_norm, key_norm,
-            query_eps, key_eps)
-        attend: (step, query, query_stride, key, value, key_stride, kv, out, scale, softcap, window,
-            whether coarse)
+        compute: (operations, how many); one after the other
         pack: (weight, out, in, panels, step)
         pack_int8: likewise
     """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        p, n, i, f = _POINTER, _LONG, _INT, _FLOAT
-        self.linear = self._kernel("kv_linear", p, n, n, p, f, p, p, p, n, i)
-        self.linear_int8 = self._kernel("kv_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
-        self.gated_linear = self._kernel("kv_gated_linear", p, n, n, p, f, p, p, p, n, i)
-        self.gated_linear_int8 = self._kernel("kv_gated_linear_int8", p, n, n, p, f, p, p, p, p, n, i)
-        self.rms_norm = self._kernel("kv_rms_norm", p, n, n, p, f, p)
-        self.rotate = self._kernel("kv_rotate", p, n, n, n, n, n, p, p, n, p, p, f, f)
-        self.attend = self._kernel("kv_attend", ctypes.POINTER(Step), p, n, p, p, n, p, p, f, f, n, i)
+        p, n = _POINTER, _LONG
+        self.compute = self._kernel("kv_compute", ctypes.POINTER(Operation), n)
         self.pack = self._kernel("kv_pack", p, n, n, p, n)
         self.pack_int8 = self._kernel("kv_pack_int8", p, n, n, p, n)
-        self._threads = self._kernel("kv_threads", i)
+        self._threads = self._kernel("kv_threads", _INT)
         self._slabs = Slabs()
         self.set_threads(torch.get_num_threads())
 

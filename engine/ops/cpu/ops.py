@@ -11,15 +11,14 @@ import torch
 
 from engine.ops.activation import Activation
 from engine.ops.base import HeadNorms, Linear, Norm
+from engine.ops.buffers import Buffers
 from engine.ops.cpu.library import Kernels
+from engine.ops.cpu.operations import Form, LinearCall, NormCall, Operation, RotateCall
+from engine.ops.cpu.tape import CpuTape, Stream
 from engine.quantization.int8 import GROUP, Int8Weight
 
 PANEL = 32
 """Columns of a panel of packed weights, as in tile.h."""
-
-_MAX_VIEWS = 1024
-_MAX_KEPT = 1 << 24
-"""Numbers of a result; larger ones, such as the logits of whole prompts, are rare and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +59,23 @@ class CpuLinear:
         return sum(part.nbytes for part in (self.panels, self.scales, self.bias) if part is not None)
 
 
-class Buffers:
-    """Memory for results [rows, width], one for each width, grown as needed and kept."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, torch.Tensor] = {}
-        self._views: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
-
-    def get(self, rows: int, width: int) -> tuple[torch.Tensor, int]:
-        """The tensor and its address; what it held is lost at the next call with this width."""
-        found = self._views.get((rows, width))
-        if found is not None:
-            return found
-        if rows * width > _MAX_KEPT:
-            fresh = torch.empty(rows, width)
-            return fresh, fresh.data_ptr()
-        memory = self._memory.get(width)
-        if memory is None or memory.shape[0] < rows:
-            # By halves, so that slowly growing batches do not allocate at every step.
-            memory = self._memory[width] = torch.empty(rows + rows // 2, width)
-            self._views.clear()
-        elif len(self._views) >= _MAX_VIEWS:
-            self._views.clear()
-        view = memory[:rows]
-        self._views[rows, width] = found = view, view.data_ptr()
-        return found
-
-
 class CpuOps:
-    """See the module; implements `engine.ops.base.Ops`."""
+    """See the module; implements `engine.ops.base.Ops`.
+
+    Attributes:
+        kernels: that compute.
+        stream: through which they do, also for attention.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self._linear = Buffers()
-        self._gated = Buffers()
+        self.stream = Stream(kernels)
+        self._linear = (Buffers(), Buffers())
+        self._gated = (Buffers(), Buffers())
+
+    def tape(self) -> CpuTape:
+        """As `Ops.tape`."""
+        return CpuTape(self.stream)
 
     def pack(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None = None) -> Linear:
         """Copies the weight [out, in] into panels."""
@@ -126,16 +108,24 @@ class CpuOps:
         """Norm over the last dimension; new memory."""
         hidden = _plain(hidden)
         result = torch.empty_like(hidden)
-        width = hidden.shape[-1]
-        self.kernels.rms_norm(
-            hidden.data_ptr(),
-            hidden.numel() // width,
-            width,
-            norm.weight.data_ptr(),
-            norm.eps,
-            result.data_ptr(),
-        )
+        self._norm(hidden, norm, result, add=False)
         return result
+
+    def add_normed(self, target: torch.Tensor, hidden: torch.Tensor, norm: Norm) -> None:
+        """Adds norm(hidden) in place."""
+        self._norm(_plain(hidden), norm, target, add=True)
+
+    def _norm(self, hidden: torch.Tensor, norm: Norm, out: torch.Tensor, *, add: bool) -> None:
+        width = hidden.shape[-1]
+        call = NormCall(
+            x=hidden.data_ptr(),
+            weight=norm.weight.data_ptr(),
+            out=_plain_address(out),
+            width=width,
+            add=add,
+            eps=norm.eps,
+        )
+        self.stream.issue(Operation.of(hidden.numel() // width, call), (hidden,), out)
 
     def linear(
         self,
@@ -150,15 +140,12 @@ class CpuOps:
         assert not linear.alternating
         hidden = _plain(hidden)
         if residual is None:
-            result, address = self._result(self._linear, hidden, linear.out_features)
+            result, address = _result(self._linear, hidden, linear.out_features)
+            form = Form.WRITTEN
         else:
             result, address = residual, _plain_address(residual)
-        inputs = _inputs(hidden, linear, norm)
-        outputs = (linear.bias_address, address, linear.out_features, residual is not None)
-        if linear.scales_address is None:
-            self.kernels.linear(*inputs, *outputs)
-        else:
-            self.kernels.linear_int8(*inputs, linear.scales_address, *outputs)
+            form = Form.ADDED
+        self._compute(hidden, linear, norm, result, address, form)
         return result
 
     def gated_linear(
@@ -168,23 +155,34 @@ class CpuOps:
         assert isinstance(gate_up, CpuLinear)
         assert gate_up.alternating
         hidden = _plain(hidden)
-        width = gate_up.out_features // 2
-        result, address = self._result(self._gated, hidden, width)
-        inputs = _inputs(hidden, gate_up, norm)
-        outputs = (gate_up.bias_address, address, width, activation is Activation.GELU_TANH)
-        if gate_up.scales_address is None:
-            self.kernels.gated_linear(*inputs, *outputs)
-        else:
-            self.kernels.gated_linear_int8(*inputs, gate_up.scales_address, *outputs)
+        result, address = _result(self._gated, hidden, gate_up.out_features // 2)
+        form = Form.GELU if activation is Activation.GELU_TANH else Form.SILU
+        self._compute(hidden, gate_up, norm, result, address, form)
         return result
 
-    def _result(self, buffers: Buffers, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
-        """Memory for [T, width] that is not that of `hidden`, which may be an earlier result."""
-        result, address = buffers.get(hidden.shape[0], width)
-        if address == hidden.data_ptr():
-            result = torch.empty_like(result)
-            address = result.data_ptr()
-        return result, address
+    def _compute(
+        self,
+        hidden: torch.Tensor,
+        linear: CpuLinear,
+        norm: Norm | None,
+        result: torch.Tensor,
+        address: int,
+        form: Form,
+    ) -> None:
+        rows, columns = result.shape
+        call = LinearCall(
+            x=hidden.data_ptr(),
+            norm=None if norm is None else norm.weight.data_ptr(),
+            panels=linear.address,
+            scales=linear.scales_address,
+            bias=linear.bias_address,
+            out=address,
+            inputs=linear.in_features,
+            columns=columns,
+            form=form,
+            eps=0.0 if norm is None else norm.eps,
+        )
+        self.stream.issue(Operation.of(rows, call), (hidden,), result)
 
     def rotate(
         self,
@@ -196,30 +194,27 @@ class CpuOps:
         norms: HeadNorms | None = None,
     ) -> None:
         """Norms and rotates query and key heads in place."""
-        self.kernels.rotate(
-            _plain_address(heads),
-            heads.stride(0),
-            heads.shape[0],
-            num_heads,
-            num_kv_heads,
-            heads.shape[2],
-            _plain_address(cos),
-            _plain_address(sin),
-            cos.shape[1],
-            None if norms is None else norms.query.weight.data_ptr(),
-            None if norms is None else norms.key.weight.data_ptr(),
-            0.0 if norms is None else norms.query.eps,
-            0.0 if norms is None else norms.key.eps,
+        call = RotateCall(
+            heads=_plain_address(heads),
+            cos=_plain_address(cos),
+            sin=_plain_address(sin),
+            query_norm=None if norms is None else norms.query.weight.data_ptr(),
+            key_norm=None if norms is None else norms.key.weight.data_ptr(),
+            stride=heads.stride(0),
+            num_query=num_heads,
+            num_key=num_kv_heads,
+            head_dim=heads.shape[2],
+            half=cos.shape[1],
+            query_eps=0.0 if norms is None else norms.query.eps,
+            key_eps=0.0 if norms is None else norms.key.eps,
         )
+        self.stream.issue(Operation.of(heads.shape[0], call), (heads, cos, sin), heads)
 
 
-def _inputs(
-    hidden: torch.Tensor, linear: CpuLinear, norm: Norm | None
-) -> tuple[int, int, int, int | None, float, int]:
-    """The first arguments of the linear kernels."""
-    weight = None if norm is None else norm.weight.data_ptr()
-    eps = 0.0 if norm is None else norm.eps
-    return hidden.data_ptr(), hidden.shape[0], linear.in_features, weight, eps, linear.address
+def _result(buffers: tuple[Buffers, Buffers], hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, int]:
+    """Memory for [T, width] that is not that of `hidden`, which may be an earlier result; and its address."""
+    found = buffers[0].get(hidden.shape[0], width)
+    return buffers[1].get(hidden.shape[0], width) if found[1] == hidden.data_ptr() else found
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
