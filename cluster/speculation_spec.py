@@ -50,6 +50,12 @@ class SpeculationSpec(Section):
     prompt_lookup_min: int | None = Field(
         default=None, ge=1, le=64, description="Shortest n-gram that ngram matches; default: 2."
     )
+    draft_p_min: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Drafts that a head takes to be right with less probability are not verified; default: 0.08.",
+    )
     medusa_choices: Annotated[
         tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)
     ] = Field(
