@@ -54,7 +54,7 @@ class SpeculationSpec(Section):
         default=None,
         ge=0,
         le=1,
-        description="Drafts that a head takes to be right with less probability are not verified; default: 0.08.",
+        description="Least probability, by an EAGLE head's own estimate, of a draft that is verified; default: 0.08.",
     )
     medusa_choices: Annotated[
         tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)

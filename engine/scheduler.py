@@ -3,10 +3,11 @@
 Running decodes go first, then contexts, running and waiting ones alike, strictly by rank: lower priority
 value first, equals in order of arrival. How many tokens of contexts run beside decodes the prefill budget
 says. Drafts have what is left, and half of the tokens that decodes leave in any case: guesses keep no context
-waiting, nor contexts all guesses. When blocks run out the running sequence that ranks last is preempted: its blocks are freed, its tokens
-kept, its KV swapped to host memory where that is cheaper than computing it again. A context that finds no
-room takes it from running sequences of a higher priority value, if that is enough. Priority is strict:
-under steady load of better ones a sequence may wait for ever. Among equals nothing does, because
+waiting, nor contexts all guesses. When blocks run out the running sequence that ranks last is preempted: its
+blocks are freed, its tokens kept, its KV swapped to host memory where that is cheaper than computing it
+again. A context that finds no room takes it from running sequences of a higher priority value, if that is
+enough. Priority is strict: under steady load of better ones a sequence may wait for ever. Among equals
+nothing does, because
 
 - a sequence is admitted only when its whole context fits, so a prefill never needs another block;
 - only decodes grow; one that cannot preempts whoever ranks last, at worst itself, so the first goes on;

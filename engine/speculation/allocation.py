@@ -70,7 +70,7 @@ class Allocator:
     paid by the longest chain, whoever asks for it: so this is done for each such cap.
 
     Args:
-        gains: [B, K], right drafts that asking for each further one adds where there are any; rows never rise.
+        gains: [B, K], right drafts that asking for each further one adds where any come; rows never rise.
         chances: [B, K], that each comes where it is asked for; rows never rise.
         limits: most drafts of each request, at most K.
         pass_seconds: [B * K + 1], time of the target's pass by the number of drafts in it.

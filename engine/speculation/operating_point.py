@@ -141,7 +141,7 @@ class AdaptivePlanner:
         self._requests: dict[int, _Request] = {}
         self._budget = Budget()
         self._plan = _Plan()
-        # Requests whose drafters had no more drafts than are verified in this step, and how many were asked for.
+        # Requests all of whose drafts are verified, and which had fewer than were asked for: how many were.
         self._exhausted: dict[int, int] = {}
         self._steps = 0
         self._off = dict.fromkeys(OffReason, 0)

@@ -6,8 +6,9 @@ asked for again, before the block that they lie in is published, and before it i
 that others see lacks an entry for that.
 
 A proposal goes on from there with the head's own outputs, in slots behind them, which the next pass's true
-entries overwrite. It ends where the head is not sure enough that the next draft is right, all before it included. Slots that never got an entry, for the KV came from a worker without a head or a feature
-was lost with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind them.
+entries overwrite. It ends where the head is not sure enough that the next draft is right, all before it
+included. Slots that never got an entry, for the KV came from a worker without a head or a feature was lost
+with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind them.
 """
 
 from __future__ import annotations

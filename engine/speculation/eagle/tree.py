@@ -1,7 +1,7 @@
 """EAGLE-2's dynamic draft tree (https://arxiv.org/abs/2406.16858, section 4): grown where the head is sure.
 
 Each level's best nodes, by the product of probabilities along their paths, are expanded; in the end the best
-of all are taken, as far as they are likely enough. Since no node is better than its parent, those form a tree.
+of all are taken, as far as they are likely. Since no node is better than its parent, those form a tree.
 """
 
 from __future__ import annotations
