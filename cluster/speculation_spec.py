@@ -54,7 +54,8 @@ class SpeculationSpec(Section):
         default=None,
         ge=0,
         le=1,
-        description="Least probability, by an EAGLE head's own estimate, of a draft that is verified; default: 0.08.",
+        description="Least probability, by an EAGLE head's own estimate, of a draft that is verified; "
+        "default: 0.08.",
     )
     medusa_choices: Annotated[
         tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)
