@@ -50,6 +50,13 @@ class SpeculationSpec(Section):
     prompt_lookup_min: int | None = Field(
         default=None, ge=1, le=64, description="Shortest n-gram that ngram matches; default: 2."
     )
+    draft_p_min: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Least probability, by an EAGLE head's own estimate, of a draft that is verified; "
+        "default: 0.08.",
+    )
     medusa_choices: Annotated[
         tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)
     ] = Field(

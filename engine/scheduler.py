@@ -2,10 +2,12 @@
 
 Running decodes go first, then contexts, running and waiting ones alike, strictly by rank: lower priority
 value first, equals in order of arrival. How many tokens of contexts run beside decodes the prefill budget
-says. When blocks run out the running sequence that ranks last is preempted: its blocks are freed, its tokens
-kept, its KV swapped to host memory where that is cheaper than computing it again. A context that finds no
-room takes it from running sequences of a higher priority value, if that is enough. Priority is strict:
-under steady load of better ones a sequence may wait for ever. Among equals nothing does, because
+says. Drafts have what is left, and half of the tokens that decodes leave in any case: guesses keep no context
+waiting, nor contexts all guesses. When blocks run out the running sequence that ranks last is preempted: its
+blocks are freed, its tokens kept, its KV swapped to host memory where that is cheaper than computing it
+again. A context that finds no room takes it from running sequences of a higher priority value, if that is
+enough. Priority is strict: under steady load of better ones a sequence may wait for ever. Among equals
+nothing does, because
 
 - a sequence is admitted only when its whole context fits, so a prefill never needs another block;
 - only decodes grow; one that cannot preempts whoever ranks last, at worst itself, so the first goes on;
@@ -90,6 +92,8 @@ class Scheduler:
         self._wanted_drafts = wanted_drafts
         self._complete = complete
         self._reruns_last = reruns_last
+        # Tokens of the step under way that contexts leave to drafts.
+        self._for_drafts = 0
         self.asking: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -155,11 +159,13 @@ class Scheduler:
         self._displace_for_head(now_s)
         batch = Schedule()
         self._add_decodes(batch, now_s)
+        wanted: list[int] = []
         if self._wanted_drafts is not None and batch.sequences:
-            wanted = self._wanted_drafts(batch.sequences)
-            if wanted:
-                batch.lookahead = self._allot(batch, wanted)
+            wanted = list(self._wanted_drafts(batch.sequences))
+        self._for_drafts = min(sum(wanted), (self._max_batched_tokens - batch.num_tokens) // 2)
         self._add_contexts(batch, now_s)
+        if wanted:
+            batch.lookahead = self._allot(batch, wanted)
         return batch
 
     def check_invariants(self) -> None:
@@ -210,15 +216,16 @@ class Scheduler:
             batch.add(sequence, 1)
         batch.num_decodes = len(batch.sequences)
 
-    def _allot(self, batch: Schedule, wanted: Iterable[int]) -> list[int]:
-        """Room for drafts, behind what every decode needs anyway: nobody is preempted for a guess.
+    def _allot(self, batch: Schedule, wanted: list[int]) -> list[int]:
+        """Room for drafts, in what decodes and contexts leave: nobody is preempted for a guess.
 
         One more block than the drafts' own may be taken, for the token that follows the last of them: where a
         drafter keeps KV in the blocks, that token's is written at once. `counts` reserve it in the budget.
         """
         allotted: list[int] = []
         spare = self._growing()
-        for index, (sequence, count) in enumerate(zip(batch.sequences, wanted, strict=True)):
+        decodes = batch.sequences[: batch.num_decodes]
+        for index, (sequence, count) in enumerate(zip(decodes, wanted, strict=True)):
             count = min(count, self._max_batched_tokens - batch.num_tokens)
             # The last token of a first context is no decode, and whoever holds draws one token alone.
             if not sequence.context_done:
@@ -257,7 +264,8 @@ class Scheduler:
 
     def _tokens_for(self, sequence: Sequence, tokens: int, batch: Schedule) -> int:
         """How many of `tokens` of a context this step has room for."""
-        return self._budget.allowed(sequence, min(tokens, self._prefill_chunk, self._room(batch)))
+        room = max(0, self._room(batch) - self._for_drafts)
+        return self._budget.allowed(sequence, min(tokens, self._prefill_chunk, room))
 
     def _add_chunk(self, sequence: Sequence, batch: Schedule) -> bool:
         count = self._tokens_for(sequence, sequence.num_uncomputed, batch)

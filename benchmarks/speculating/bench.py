@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import torch
 
+from benchmarks.speculating.prefilled import Prefilled, prefill, take_over
 from benchmarks.speculating.stretch import Stretch, step_of
 from benchmarks.speculating.variants import Variant
 from engine.api import EngineRequest
@@ -61,7 +62,7 @@ class Bench:
     Args:
         loaded: the model of all of them.
         batch: most sequences at a time.
-        requests: what each engine is to hold the KV of at once; prompts that come again are found there.
+        requests: what each engine is to hold the KV of at once; their prompts are found there from the start.
     """
 
     def __init__(self, loaded: Loaded, batch: int, requests: Sequence[EngineRequest]) -> None:
@@ -78,19 +79,28 @@ class Bench:
         )
         own = sum(len(r.prompt_token_ids) + r.sampling.max_tokens + self._config.block_size for r in requests)
         self._num_tokens = max(own + batch * _MOST_DRAFTS, _MAX_MODEL_LEN)
+        self._requests = requests
         self._engines: dict[str, LLMEngine] = {}
+        # By layers of a pool: those of a head lie in it, too.
+        self._prefilled: dict[int, list[Prefilled]] = {}
 
     def engine(self, variant: Variant) -> LLMEngine:
         """The variant's engine. Raises as `make_speculator`."""
         if variant.name not in self._engines:
-            self._engines[variant.name] = self._make(variant)
+            engine, pool = self._make(variant)
+            layers = pool.shape[1]
+            if layers in self._prefilled:
+                take_over(engine, pool, self._prefilled[layers])
+            else:
+                self._prefilled[layers] = prefill(engine, pool, self._requests)
+            self._engines[variant.name] = engine
         return self._engines[variant.name]
 
     def close(self, variant: Variant) -> None:
         """Lets the variant's engine go, with what it has learnt."""
         self._engines.pop(variant.name, None)
 
-    def _make(self, variant: Variant) -> LLMEngine:
+    def _make(self, variant: Variant) -> tuple[LLMEngine, torch.Tensor]:
         config = replace(self._config, speculation=variant.speculation)
         model, size = self._loaded.model, config.block_size
         pages = -(-self._num_tokens // size)
@@ -108,7 +118,8 @@ class Bench:
             drafter = create_drafter(variant.speculation, target)
             drafters = Drafters(drafter, variant.speculation.method)
             speculator = None if drafter is None else Speculator(drafters, FixedPlanner(variant.drafts))
-        return LLMEngine(model, pool, config, ChainHasher("benchmark", size), speculator=speculator)
+        engine = LLMEngine(model, pool, config, ChainHasher("benchmark", size), speculator=speculator)
+        return engine, pool
 
 
 class Stream:

@@ -33,6 +33,8 @@ _TURN = 8
 """Tokens of each sequence in one variant's turn."""
 
 _WITHIN_REACH = 0.97
+_FAR_BEHIND, _RUNS_BEHIND = 0.85, 2
+"""Fixed numbers that are slower than that in each of so many runs are dropped before chance can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,15 @@ def best_fixed(found: Found, workload: str) -> str:
 
 
 def clearly_slower(found: Found, workload: str, names: Sequence[str]) -> list[str]:
-    """Those of the fixed numbers that another one leaves behind, beyond what chance explains."""
+    """Those of the fixed numbers that another one leaves behind, far or beyond what chance explains."""
     best = best_fixed(found, workload)
     slower = []
     for name in names:
-        ratio = median_of(found.ratios(workload, name, best))
-        if name != best and ratio.is_known and ratio.high < 1 and ratio.value < _WITHIN_REACH:
+        ratios = found.ratios(workload, name, best)
+        ratio = median_of(ratios)
+        is_far = len(ratios) >= _RUNS_BEHIND and max(ratios) < _FAR_BEHIND
+        is_behind = ratio.is_known and ratio.high < 1 and ratio.value < _WITHIN_REACH
+        if name != best and (is_far or is_behind):
             slower.append(name)
     return slower
 
@@ -131,9 +136,9 @@ def measure_batch(
             if number:
                 found.take(workload, stretches)
             number += 1
-            if number > LEAST_RUNS:
-                if is_settled(found, workload) or clock() > end_s:
-                    return
+            if number > LEAST_RUNS and (is_settled(found, workload) or clock() > end_s):
+                return
+            if number > 1:
                 fixed = [name for name in active if name not in (NONE.name, ADAPTIVE)]
                 for name in clearly_slower(found, workload, fixed):
                     bench.close(active.pop(name))

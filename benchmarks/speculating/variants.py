@@ -25,12 +25,16 @@ class Variant:
 
 NONE = Variant("none")
 
-# Depth, children of a node and nodes. A short chain costs little, a great tree shows what a head knows.
+# Depth, children of a node, nodes, and the least probability of a draft. A short chain costs little, a great
+# tree shows what a head knows; likely drafts alone are what is served.
+_LIKELY = SpeculationConfig().draft_p_min
 SHAPES = {
-    "chain of 2": (2, 1, 3),
-    "chain of 5": (5, 1, 6),
-    "tree of 16": (6, 4, 16),
-    "tree of 60": (6, 10, 60),
+    "chain of 2": (2, 1, 3, 0.0),
+    "chain of 5": (5, 1, 6, 0.0),
+    "tree of 16": (6, 4, 16, 0.0),
+    "tree of 60": (6, 10, 60, 0.0),
+    "likely chain": (6, 1, 7, _LIKELY),
+    "likely tree": (6, 4, 16, _LIKELY),
 }
 # By which the two rules are compared.
 COMPARED = ("chain of 5", "tree of 16")
@@ -41,9 +45,14 @@ LEARN_ANSWERS = ("suffix",)
 
 def shaped(head: SpeculationConfig, shape: str) -> Variant:
     """A head that always drafts in one of `SHAPES`."""
-    depth, topk, nodes = SHAPES[shape]
+    depth, topk, nodes, least = SHAPES[shape]
     speculation = replace(
-        head, num_speculative_tokens=depth, eagle_topk=topk, num_draft_tokens=nodes, adaptive=False
+        head,
+        num_speculative_tokens=depth,
+        eagle_topk=topk,
+        num_draft_tokens=nodes,
+        draft_p_min=least,
+        adaptive=False,
     )
     return Variant(f"{head.method} {shape}", speculation)
 

@@ -119,22 +119,21 @@ class ChainAcceptance:
     """
 
     def __init__(self, most: int) -> None:
-        self._tests = np.zeros(most)
-        self._hits = np.zeros(most)
+        # Lists: of the few numbers that a step touches each is looked at alone.
+        self._tests = [0.0] * most
+        self._hits = [0.0] * most
         self._own: dict[int, _Own] = {}
         self._spread = _Spread()
-        self._rates: Floats | None = None
+        self._rates: list[float] = []
 
     @property
-    def rates(self) -> Floats:
-        """[most], by position: how often a draft was right where all before it were."""
-        if self._rates is None:
-            rates = np.empty_like(self._tests)
+    def rates(self) -> list[float]:
+        """By position: how often a draft was right where all before it were."""
+        if not self._rates:
             before = FIRST_GUESS
-            for place in range(len(rates)):
-                before = (self._hits[place] + _PRIOR_TESTS * before) / (self._tests[place] + _PRIOR_TESTS)
-                rates[place] = before
-            self._rates = rates
+            for tests, hits in zip(self._tests, self._hits, strict=True):
+                before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
+                self._rates.append(before)
         return self._rates
 
     def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
@@ -142,7 +141,7 @@ class ChainAcceptance:
         none = _Own()
         spread = self._spread.variance
         shifts = np.array([self._own.get(request, none).shift(spread) for request in requests])
-        rates, tests = self.rates[:most], self._tests[:most] + _PRIOR_TESTS
+        rates, tests = np.array(self.rates[:most]), np.array(self._tests[:most]) + _PRIOR_TESTS
         if sigmas:
             rates = rates + sigmas * np.sqrt(rates * (1 - rates) / tests)
         odds = _log_odds(rates)[None, :] + shifts[:, None]
@@ -155,19 +154,20 @@ class ChainAcceptance:
         own = self._own.setdefault(request, _Own())
         for place in range(min(accepted + 1, drafted)):
             hit = place < accepted
-            own.take(hit, float(rates[place]))
+            own.take(hit, rates[place])
             kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
             self._tests[place] = kept * self._tests[place] + 1
             self._hits[place] = kept * self._hits[place] + hit
         self._spread.take(own)
-        self._rates = None
+        self._rates = []
 
     def step(self) -> None:
         """As `AcceptanceModel.step`."""
-        decay = np.where(self._tests > _LEAST_WEIGHT, _DEPLOYMENT_DECAY, 1.0)
-        self._tests *= decay
-        self._hits *= decay
-        self._rates = None
+        for place, tests in enumerate(self._tests):
+            if tests > _LEAST_WEIGHT:
+                self._tests[place] *= _DEPLOYMENT_DECAY
+                self._hits[place] *= _DEPLOYMENT_DECAY
+        self._rates = []
 
     def forget(self, request: int) -> None:
         """As `AcceptanceModel.forget`."""

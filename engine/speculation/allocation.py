@@ -31,6 +31,36 @@ class Allocation:
     seconds: float
 
 
+def worth_verifying(
+    gains: Sequence[Sequence[float]], found: Sequence[int], pass_seconds: Floats, drafting_s: float
+) -> list[int]:
+    """How many of the drafts that were found are verified for the most tokens a second, of each request.
+
+    As `Allocator` chooses where drafts are there and paid for; for each step, so without its arrays.
+
+    Args:
+        gains: of each request, what each draft adds; never rising, at least as many as were found.
+        found: drafts of each request.
+        pass_seconds: as `Allocator` has it, up to all of them.
+        drafting_s: what finding them took.
+    """
+    pairs = zip(gains, found, strict=True)
+    order = [(gain, request) for request, (own, count) in enumerate(pairs) for gain in own[:count]]
+    order.sort(key=lambda draft: -draft[0])
+    tokens = float(len(found))
+    rates = [tokens / (float(pass_seconds[0]) + drafting_s)]
+    for (gain, _), seconds in zip(order, pass_seconds[1 : len(order) + 1].tolist(), strict=True):
+        tokens += gain
+        rates.append(tokens / (seconds + drafting_s))
+    least = max(rates) * _AS_GOOD
+    counts = [0] * len(found)
+    for rate, (_, request) in zip(rates, order, strict=False):
+        if rate >= least:
+            break
+        counts[request] += 1
+    return counts
+
+
 class Allocator:
     """Chooses among all ways to give a step's requests drafts.
 
@@ -40,8 +70,8 @@ class Allocator:
     paid by the longest chain, whoever asks for it: so this is done for each such cap.
 
     Args:
-        gains: [B, K], right drafts that each further one adds where there are drafts; rows never rise.
-        chances: [B], that there are drafts.
+        gains: [B, K], right drafts that asking for each further one adds where any come; rows never rise.
+        chances: [B, K], that each comes where it is asked for; rows never rise.
         limits: most drafts of each request, at most K.
         pass_seconds: [B * K + 1], time of the target's pass by the number of drafts in it.
         draft_seconds: [K + 1], time of the drafter by the most drafts of one request.
@@ -57,7 +87,7 @@ class Allocator:
     ) -> None:
         requests, most = gains.shape
         self._requests = requests
-        self._by_request = gains * chances[:, None]
+        self._by_request = gains * chances[:, :1]
         self._by_chance = chances
         self._pass_seconds = pass_seconds
         self._draft_seconds = draft_seconds
@@ -65,7 +95,7 @@ class Allocator:
         order = np.argsort(-gains, axis=None, kind="stable")
         order = order[(np.arange(most) < np.asarray(limits)[:, None]).ravel()[order]]
         self._owners, self._depths = np.divmod(order, most)
-        self._chances = chances[self._owners]
+        self._chances = chances.ravel()[order]
         self._gains = self._by_request.ravel()[order]
 
     def none(self) -> Allocation:
@@ -78,7 +108,7 @@ class Allocator:
         asked = np.asarray(counts)
         chosen = np.arange(self._by_request.shape[1])[None, :] < asked[:, None]
         number = int(asked.sum())
-        coming = float(self._by_chance @ asked) / max(1, number)
+        coming = float(self._by_chance[chosen].sum()) / max(1, number)
         seconds = self._seconds(np.array([number]), np.array([coming]), asked.max(keepdims=True))
         tokens = self._requests + float(self._by_request[chosen].sum())
         return Allocation(tuple(counts), tokens / float(seconds[0]), float(seconds[0]))
@@ -88,12 +118,12 @@ class Allocator:
         last = min(number + 1, len(self._pass_seconds) - 1)
         return float(self._pass_seconds[last] - self._pass_seconds[last - 1])
 
-    def best(self, caps: Sequence[int], *, at_least: int = 1) -> dict[int, Allocation]:
-        """For each cap the fastest way with no more drafts for one request, and `at_least` so many in all.
+    def best(self, caps: Sequence[int]) -> dict[int, Allocation]:
+        """For each cap the fastest way with no more drafts for one request, and one at least in all.
 
-        Empty where so many are not allowed.
+        Empty where none is allowed.
         """
-        if len(self._owners) < at_least:
+        if not len(self._owners):
             return {}
         # [caps, drafts + 1]: what the first so many drafts come to, those beyond the cap left out.
         chosen = np.zeros((len(caps), len(self._owners) + 1), dtype=np.int64)
@@ -104,7 +134,7 @@ class Allocator:
         (chosen[:, 1:] * self._chances).cumsum(axis=1, out=coming[:, 1:])
         seconds = self._seconds(numbers, coming / np.maximum(numbers, 1), np.asarray(caps)[:, None])
         rates = (self._requests + tokens) / seconds
-        rates[numbers < at_least] = 0.0
+        rates[numbers < 1] = 0.0
         ends = (rates >= rates.max(axis=1, keepdims=True) * _AS_GOOD).argmax(axis=1)
         ways: dict[int, Allocation] = {}
         for row, (cap, end) in enumerate(zip(caps, ends.tolist(), strict=True)):

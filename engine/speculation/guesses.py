@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.sampling.draws import exponentials, key_tensor
@@ -42,9 +43,16 @@ class Guesses:
     log_probs: torch.Tensor
 
 
-def likeliest(head: DraftHead, logits: torch.Tensor) -> torch.Tensor:
-    """The likeliest token of each row of logits [R, draft vocabulary]: [R]."""
-    return head.to_target(logits.argmax(dim=-1))
+def likeliest(head: DraftHead, logits: torch.Tensor) -> Guesses:
+    """The likeliest token of each row of logits [R, draft vocabulary] fp32: one guess a row."""
+    if logits.device.type != "cpu":
+        best, draft_ids = logits.max(dim=-1, keepdim=True)
+        return Guesses(head.to_target(draft_ids), best - logits.logsumexp(dim=-1, keepdim=True))
+    # NumPy's needs a tenth of torch's time.
+    array = logits.numpy()
+    places = array.argmax(axis=-1)[:, None]
+    sums = np.exp(array - np.take_along_axis(array, places, axis=-1)).sum(axis=-1, keepdims=True)
+    return Guesses(head.to_target(torch.from_numpy(places)), torch.from_numpy(-np.log(sums)))
 
 
 def is_keyed(rules: TokenRules, coupled: bool) -> bool:

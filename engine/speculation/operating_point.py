@@ -25,7 +25,7 @@ import numpy as np
 from engine.bands import band_of
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.acceptance import ChainAcceptance, Floats
-from engine.speculation.allocation import Allocation, Allocator
+from engine.speculation.allocation import Allocation, Allocator, worth_verifying
 from engine.speculation.draft_cost import DraftCostModel
 from engine.speculation.outlook import Outlook
 from engine.speculation.pass_cost import PassCostModel
@@ -101,6 +101,8 @@ class _Plan:
         allocation: drafts of each request; None before the first step.
         retried: requests that have one draft beside that.
         promised: by request, in order, what each of its drafts was to add, before `_Band.kept`.
+        pass_s: of the target, by the number of drafts.
+        draft_s: of the drafter, by the most drafts of one request.
         age: steps for which it was taken again.
     """
 
@@ -108,6 +110,8 @@ class _Plan:
     allocation: Allocation | None = None
     retried: frozenset[int] = frozenset()
     promised: Mapping[int, Floats] = field(default_factory=dict)
+    pass_s: Floats = field(default_factory=lambda: np.zeros(1))
+    draft_s: Floats = field(default_factory=lambda: np.zeros(1))
     age: int = 0
 
 
@@ -137,6 +141,8 @@ class AdaptivePlanner:
         self._requests: dict[int, _Request] = {}
         self._budget = Budget()
         self._plan = _Plan()
+        # Requests all of whose drafts are verified, and which had fewer than were asked for: how many were.
+        self._exhausted: dict[int, int] = {}
         self._steps = 0
         self._off = dict.fromkeys(OffReason, 0)
 
@@ -159,7 +165,7 @@ class AdaptivePlanner:
             return again
         own = [self._request(request) for request in requests]
         band = self._bands.setdefault(band_of(decodes), _Band())
-        chances = self._outlook.chances(sequences)
+        chances = self._outlook.chances(sequences, most)
         draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
 
         gains = self._outlook.gains(sequences, most)
@@ -185,6 +191,8 @@ class AdaptivePlanner:
             allocation,
             frozenset(requests[index] for index in retried),
             dict(zip(requests, gains, strict=True)),
+            pass_s,
+            draft_s,
         )
         self._count_off(mode, sequences, counts, limits)
         return counts
@@ -193,29 +201,30 @@ class AdaptivePlanner:
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
     ) -> Sequence[int]:
         """As `DraftPlanner.kept`."""
-        requests = [sequence.arrival for sequence in sequences]
         for sequence, room, count in zip(sequences, asked, drafted, strict=True):
             if room:
-                self._outlook.found(sequence, count > 0)
-        most = max(drafted, default=0)
+                self._outlook.found(sequence, room, count)
+        kept = self._worth_verifying(sequences, asked, drafted)
+        self._exhausted = {
+            sequence.arrival: room
+            for sequence, room, there, count in zip(sequences, asked, drafted, kept, strict=True)
+            if count == there < room
+        }
+        return kept
+
+    def _worth_verifying(
+        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+    ) -> Sequence[int]:
+        plan = self._plan
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
-        if not most or self._plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
+        if not any(drafted) or plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
             return drafted
-        decodes = len(sequences)
-        band = self._bands.setdefault(band_of(decodes), _Band())
-        draft_s = self._draft_cost.seconds(decodes, max(asked), self._pass_cost.level)[-1]
-        allocator = Allocator(
-            np.stack([self._plan.promised[request][:most] for request in requests]) * band.kept,
-            np.ones(decodes),
-            drafted,
-            self._pass_cost.seconds(decodes, decodes * (most + 1)),
-            np.full(most + 1, draft_s),
-        )
-        best = allocator.best([most], at_least=0)[most]
-        retried = self._plan.retried
+        share = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
+        gains = [(plan.promised[sequence.arrival] * share).tolist() for sequence in sequences]
+        counts = worth_verifying(gains, drafted, plan.pass_s, float(plan.draft_s[max(asked)]))
         return [
-            max(count, min(1, there)) if request in retried else count
-            for request, count, there in zip(requests, best.counts, drafted, strict=True)
+            max(count, min(1, there)) if sequence.arrival in plan.retried else count
+            for sequence, count, there in zip(sequences, counts, drafted, strict=True)
         ]
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
@@ -329,17 +338,19 @@ class AdaptivePlanner:
 
     def _learn(self, band: _Band, drafted: Sequence[DraftOutcome]) -> None:
         """Takes the outcomes of a step's drafts."""
-        promised = self._plan.promised
+        promised, exhausted = self._plan.promised, self._exhausted
+        tested = [exhausted.get(outcome.sequence.arrival, outcome.drafted) for outcome in drafted]
         expected = sum(
-            float(promised[outcome.sequence.arrival][: outcome.drafted].sum()) for outcome in drafted
+            float(promised[outcome.sequence.arrival][:count].sum())
+            for outcome, count in zip(drafted, tested, strict=True)
         )
         hits = sum(outcome.accepted for outcome in drafted)
         if self._steps > _SETTLED:
             band.expected = band.expected * _PROMISE_DECAY + expected
             band.hits = band.hits * _PROMISE_DECAY + hits
-        for outcome in drafted:
+        for outcome, count in zip(drafted, tested, strict=True):
             request = outcome.sequence.arrival
-            self._outlook.verified(outcome.sequence, outcome.drafted, outcome.accepted)
+            self._outlook.verified(outcome.sequence, count, outcome.accepted)
             if request in self._plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()

@@ -33,9 +33,9 @@ class Outlook:
         self._new_model = new_model
         self._learnt: dict[object, _Learnt] = {}
 
-    def chances(self, sequences: Sequence[EngineSequence]) -> Floats:
-        """[len(sequences)], that there are drafts, in (0, 1]."""
-        return self._gathered(sequences, lambda own, requests: own.availability.chances(requests))
+    def chances(self, sequences: Sequence[EngineSequence], most: int) -> Floats:
+        """[len(sequences), most]. As `Availability.chances`."""
+        return self._gathered(sequences, lambda own, requests: own.availability.chances(requests, most))
 
     def gains(self, sequences: Sequence[EngineSequence], most: int, *, sigmas: float = 0.0) -> Floats:
         """[len(sequences), most]. As `AcceptanceModel.gains`."""
@@ -43,12 +43,15 @@ class Outlook:
             sequences, lambda own, requests: own.acceptance.gains(requests, most, sigmas=sigmas)
         )
 
-    def found(self, sequence: EngineSequence, found: bool) -> None:
-        """A sequence was asked for drafts, and there were some or none."""
-        self._of(sequence.drafter).availability.observe(sequence.arrival, found)
+    def found(self, sequence: EngineSequence, asked: int, found: int) -> None:
+        """A sequence was asked for drafts, at least 1, and there were `found`."""
+        self._of(sequence.drafter).availability.observe(sequence.arrival, asked, found)
 
     def verified(self, sequence: EngineSequence, drafted: int, accepted: int) -> None:
-        """A pass found `accepted` of a sequence's `drafted` drafts, at least 1, right."""
+        """A pass found `accepted` of a sequence's `drafted` drafts, at least 1, right.
+
+        Where its drafter had no more than were verified, `drafted` is what it was asked for.
+        """
         self._of(sequence.drafter).acceptance.observe(sequence.arrival, drafted, accepted)
 
     def step(self) -> None:

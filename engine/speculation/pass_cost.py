@@ -45,7 +45,7 @@ _FIRST, _FAR_OFF = 5, 4.0
 """Passes that may differ by so much (a logarithm), for the calibration may be far off."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
-_REFRESH = 4
+_REFRESH = 16
 """Passes for which it stays as it is how much each of them counts."""
 
 

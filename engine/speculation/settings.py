@@ -12,6 +12,12 @@ def check_range(name: str, value: int, least: int, greatest: int) -> None:
         raise ValueError(f"{name} is {value}, but must be from {least} to {greatest}")
 
 
+def check_share(name: str, value: float) -> None:
+    """Raises ValueError, naming the setting, where it is not from 0 to 1."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value}, but must be from 0 to 1")
+
+
 def check_depth(config: SpeculationConfig) -> None:
     """Raises ValueError where there is no such chain."""
     check_range("num_speculative_tokens", config.num_speculative_tokens, 1, MAX_NODES - 1)

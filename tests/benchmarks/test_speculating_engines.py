@@ -74,6 +74,20 @@ def test_prompts_that_come_again_are_found(loaded: Loaded) -> None:
     assert engine.stats().cached_tokens_total > 0
 
 
+def test_prompts_are_computed_by_the_first_engine_alone(loaded: Loaded) -> None:
+    """The others take their KV over: what they draw from it is the same."""
+    bench = Bench(loaded, 2, REQUESTS)
+    computed = bench.engine(NONE).stats().prompt_tokens_total
+    engine = bench.engine(FIXED)
+
+    Stream(engine, REQUESTS, 2).advance(10_000)
+
+    assert computed == sum(map(len, PROMPTS))
+    # Two prompts are begun, whose full blocks are found.
+    assert engine.stats().cached_tokens_total >= 2 * 16
+    assert answers(engine, REQUESTS, 2) == answers(Bench(loaded, 2, ()).engine(FIXED), REQUESTS, 2)
+
+
 @pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("standard", 1.0)])
 def test_answers_count_every_pass_of_every_request(loaded: Loaded, rule: str, temperature: float) -> None:
     engine = Bench(loaded, 3, REQUESTS).engine(under_rule(ALL, rule))

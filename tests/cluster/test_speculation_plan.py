@@ -37,8 +37,11 @@ def test_the_demo_model_has_a_head_of_its_own(tmp_path: Path) -> None:
 
 
 def test_settings_are_handed_on_and_open_ones_left_to_the_engine() -> None:
-    spec = SpeculationSpec(method="suffix", num_speculative_tokens=7, eagle_topk=2, adaptive=False)
+    spec = SpeculationSpec(
+        method="suffix", num_speculative_tokens=7, eagle_topk=2, draft_p_min=0, adaptive=False
+    )
     planned = plan_speculation(spec, OTHER)
+    assert planned.draft_p_min == 0
     assert (planned.num_speculative_tokens, planned.eagle_topk, planned.adaptive) == (7, 2, False)
     assert planned.num_draft_tokens == 16
 

@@ -60,8 +60,15 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
     whole = replace(shape, draft_vocab=0)
     return {
         "draft_model": {"model": tiny_llama(folder / "draft", seed=1, layers=1)},
-        "eagle": {"model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole))},
-        "eagle3": {"model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape))},
+        # Random heads are sure of nothing.
+        "eagle": {
+            "model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole)),
+            "draft_p_min": 0.0,
+        },
+        "eagle3": {
+            "model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape)),
+            "draft_p_min": 0.0,
+        },
         "medusa": {"model": write_medusa(folder / "medusa", make_medusa(model.config, 8))},
         "ngram": {"prompt_lookup_min": 1},
         "suffix": {},

@@ -49,7 +49,8 @@ def model(demo: ModelEntry) -> DraftedLM:
 def config_of(demo: ModelEntry, method: str, shape: dict[str, int]) -> SpeculationConfig:
     own = known(demo)
     assert own is not None
-    return SpeculationConfig(method, own.head if method == own.head_method else None, adaptive=False, **shape)
+    head = own.head if method == own.head_method else None
+    return SpeculationConfig(method, head, adaptive=False, draft_p_min=0.0, **shape)
 
 
 def by_request(reports: list[DraftReport]) -> Reports:

@@ -19,7 +19,10 @@ BLOCK = 4
 
 
 class Bench:
-    """A scheduler with somebody who plays the model: each context that is done gets the token 1."""
+    """A scheduler with somebody who plays the model: each context that is done gets the token 1.
+
+    With `drafts` each decode is to have so many; all of them are wrong.
+    """
 
     def __init__(
         self,
@@ -30,6 +33,7 @@ class Bench:
         cache: bool = False,
         slowdown: float = 0.0,
         swap: int = 0,
+        drafts: int = 0,
     ) -> None:
         hasher = ChainHasher("m", BLOCK) if cache else None
         self.blocks = BlockManager(num_blocks, BLOCK, num_blocks, hasher)
@@ -43,6 +47,7 @@ class Bench:
             max_batched_tokens=budget,
             max_running=running,
             prefill_chunk=chunk,
+            wanted_drafts=(lambda decodes: [drafts] * len(decodes)) if drafts else None,
         )
         self.sequences: list[Sequence] = []
 
@@ -63,8 +68,9 @@ class Bench:
     def step(self, now_s: float = 1.0) -> Schedule:
         batch = self.scheduler.schedule(now_s)
         assert batch.num_tokens == sum(batch.counts)
-        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
-            sequence.num_computed += count
+        drafts = [*batch.lookahead, *[0] * (len(batch.sequences) - len(batch.lookahead))]
+        for sequence, count, drafted in zip(batch.sequences, batch.counts, drafts, strict=True):
+            sequence.num_computed += count - drafted
             sequence.recompute_last = False
             self.blocks.seal(sequence)
             if sequence.num_computed == sequence.num_tokens:
@@ -72,6 +78,8 @@ class Bench:
                 sequence.token_ids.append(1)
                 if sequence.hold:
                     self.scheduler.remove(sequence, SequenceStatus.HELD)
+            if batch.lookahead and sequence.blocks:
+                self.blocks.trim(sequence)
         self.scheduler.check_invariants()
         self.blocks.check_invariants(s for s in self.sequences if s.blocks)
         return batch

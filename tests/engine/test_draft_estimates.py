@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.bands import band_of, band_up_to
 from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance
-from engine.speculation.allocation import Allocator
+from engine.speculation.allocation import Allocator, worth_verifying
 from engine.speculation.availability import Availability
 from engine.speculation.draft_cost import DraftCostModel
 from engine.speculation.pass_cost import PassCostModel
@@ -144,13 +144,26 @@ def test_a_tree_holds_what_it_was_seen_to_hold() -> None:
 def test_chances_of_a_request_that_finds_nothing_fall() -> None:
     model = Availability()
     for _ in range(40):
-        model.observe(0, False)
-        model.observe(1, True)
+        model.observe(0, 4, 0)
+        model.observe(1, 4, 4)
         model.step()
-    never, always, fresh = model.chances([0, 1, 2])
+    never, always, fresh = model.chances([0, 1, 2], 1)[:, 0]
     assert never < 0.15 < 0.4 < fresh < 0.7 < always
     model.forget(0)
-    assert model.chances([0])[0] == pytest.approx(fresh)
+    assert model.chances([0], 1)[0, 0] == pytest.approx(fresh)
+
+
+def test_chances_of_later_drafts_are_those_of_drafters_that_end_early() -> None:
+    model = Availability()
+    for _ in range(100):
+        model.observe(0, 4, 2)
+        model.observe(0, 1, 1)
+        model.step()
+    chances = model.chances([0], 5)[0]
+    assert (chances[:2] > 0.95).all()
+    assert (chances[2:4] < 0.15).all()
+    # Nobody has asked for a fifth; it comes no more often than the fourth.
+    assert chances[4] == chances[3]
 
 
 @settings(max_examples=200)
@@ -161,7 +174,7 @@ def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most:
     limits = [data.draw(st.integers(0, most)) for _ in range(requests)]
     pass_s = np.cumsum([data.draw(st.floats(1e-3, 1.0)) for _ in range(requests * most + 1)])
     draft_s = np.cumsum([data.draw(st.floats(0.0, 0.5)) for _ in range(most + 1)])
-    allocator = Allocator(gains, np.ones(requests), limits, pass_s, draft_s)
+    allocator = Allocator(gains, np.ones((requests, most)), limits, pass_s, draft_s)
 
     def rate(counts: tuple[int, ...]) -> float:
         tokens = requests + sum(gains[index, :count].sum() for index, count in enumerate(counts))
@@ -180,11 +193,32 @@ def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most:
     assert allocator.none().rate == pytest.approx(rate((0,) * requests))
 
 
+@settings(max_examples=200)
+@given(data=st.data(), requests=st.integers(1, 3), most=st.integers(1, 3))
+def test_of_drafts_that_are_there_no_others_are_better_verified(
+    data: st.DataObject, requests: int, most: int
+) -> None:
+    share = st.floats(0.05, 1.0)
+    gains = np.cumprod([[data.draw(share) for _ in range(most)] for _ in range(requests)], axis=1)
+    found = [data.draw(st.integers(0, most)) for _ in range(requests)]
+    pass_s = np.cumsum([data.draw(st.floats(1e-3, 1.0)) for _ in range(requests * most + 1)])
+    drafting_s = data.draw(st.floats(0.0, 0.5))
+
+    def rate(counts: tuple[int, ...]) -> float:
+        tokens = requests + sum(gains[index, :count].sum() for index, count in enumerate(counts))
+        return tokens / (pass_s[sum(counts)] + drafting_s)
+
+    counts = worth_verifying(gains.tolist(), found, pass_s, drafting_s)
+    assert all(count <= there for count, there in zip(counts, found, strict=True))
+    fastest = max(rate(own) for own in itertools.product(*(range(there + 1) for there in found)))
+    assert rate(tuple(counts)) >= 0.998 * fastest
+
+
 def test_drafts_that_seldom_come_cost_as_seldom() -> None:
     """What nearly never comes is worth asking for even where a pass with it is slow."""
     gains, limits = np.array([[0.9]]), [1]
     pass_s, draft_s = np.array([1.0, 1.5]), np.zeros(2)
-    way = Allocator(gains, np.array([0.1]), limits, pass_s, draft_s).best([1])[1]
+    way = Allocator(gains, np.array([[0.1]]), limits, pass_s, draft_s).best([1])[1]
     assert way.seconds == pytest.approx(1.05)
     assert way.rate == pytest.approx(1.09 / 1.05)
 

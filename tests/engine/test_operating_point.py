@@ -171,15 +171,15 @@ def test_what_one_drafter_has_shown_says_nothing_of_another() -> None:
 
     for number in range(40):
         right, wrong = pair(number)
-        outlook.found(right, True)
-        outlook.found(wrong, False)
+        outlook.found(right, 4, 4)
+        outlook.found(wrong, 4, 0)
         outlook.verified(right, 4, 4)
         outlook.verified(wrong, 4, 0)
         outlook.step()
     gains = outlook.gains([*pair(100), *pair(101)], 4)
     assert (gains[::2] > 0.8).all()
     assert (gains[1::2] < 0.2).all()
-    chances = outlook.chances([*pair(100), *pair(101)])
+    chances = outlook.chances([*pair(100), *pair(101)], 4)[:, 0]
     assert (chances[::2] > 0.9).all()
     assert (chances[1::2] < 0.3).all()
     alone = outlook.gains(pair(100)[1:], 4)

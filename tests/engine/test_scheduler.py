@@ -30,6 +30,35 @@ def test_the_budget_bounds_decodes_too() -> None:
     assert bench.planned() == [(1, 1), (2, 1)]
 
 
+def test_contexts_make_progress_beside_drafts_that_would_fill_every_step() -> None:
+    bench = Bench(budget=8, drafts=20)
+    bench.add(1)
+    assert bench.planned() == [(0, 1)]
+    bench.add(9)
+    # Half of what the decode leaves is the draft's, and what the context does not need.
+    assert bench.planned() == [(0, 1 + 3), (1, 4)]
+    assert bench.planned() == [(0, 1 + 3), (1, 4)]
+    assert bench.planned() == [(0, 1 + 6), (1, 1)]
+    assert bench.planned() == [(0, 1 + 6), (1, 1)]
+
+
+def test_the_last_token_of_a_step_is_a_contexts() -> None:
+    bench = Bench(budget=2, drafts=20)
+    bench.add(1)
+    bench.planned()
+    bench.add(3)
+    assert [bench.planned() for _ in range(3)] == [[(0, 1), (1, 1)]] * 3
+
+
+def test_a_context_has_its_blocks_before_drafts() -> None:
+    bench = Bench(num_blocks=6, drafts=20)
+    bench.add(3)
+    bench.planned()
+    # Four blocks for it, one that the decode may grow by, one that the decode has: none for drafts.
+    bench.add(15)
+    assert bench.planned() == [(0, 1), (1, 15)]
+
+
 def test_admission_is_first_come_first_served_up_to_max_running() -> None:
     bench = Bench(running=2)
     for _ in range(4):

@@ -6,12 +6,14 @@ asked for again, before the block that they lie in is published, and before it i
 that others see lacks an entry for that.
 
 A proposal goes on from there with the head's own outputs, in slots behind them, which the next pass's true
-entries overwrite. Slots that never got an entry, for the KV came from a worker without a head or a feature
-was lost with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind them.
+entries overwrite. It ends where the head is not sure enough that the next draft is right, all before it
+included. Slots that never got an entry, for the KV came from a worker without a head or a feature was lost
+with a preemption, hold zeros, in whatever sequence they are found: drafting begins behind them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +29,7 @@ from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.state import EagleState
 from engine.speculation.eagle.tree import GrowingTree
 from engine.speculation.guesses import guess, is_keyed, likeliest
-from engine.speculation.spans import Span, make_batch
+from engine.speculation.spans import Ahead, Span, make_batch
 from engine.speculation.tree import MAX_NODES, DraftTree
 
 
@@ -41,12 +43,19 @@ class DraftShape:
         size: most drafts of one tree.
         coupled: whether the model's draws are keyed by seed and position, so that a head can guess them, also
             where the client chose no seed.
+        least: probability, by the head's own estimate, below which a draft is left out.
     """
 
     depth: int
     width: int
     size: int
     coupled: bool
+    least: float = 0.0
+
+    @property
+    def least_log(self) -> float:
+        """The logarithm of `least`."""
+        return math.log(self.least) if self.least else -math.inf
 
 
 class EagleDrafter:
@@ -270,42 +279,47 @@ class EagleDrafter:
             min(count, self._room(sequence) + 1) for sequence, count in zip(sequences, counts, strict=True)
         ]
         chains: list[list[int]] = [[] for _ in sequences]
+        scores = [0.0] * len(sequences)
         active = list(range(len(sequences)))
         outputs = torch.stack([_output(state) for state in states])
-        coupled = self._shape.coupled
+        coupled, least = self._shape.coupled, self._shape.least_log
         plain = not any(is_keyed(sequence.rules, coupled) for sequence in sequences)
+        following: Ahead | None = None
         for ahead in range(max(counts)):
             logits = self._head.logits(outputs)
             if plain:
-                tokens = likeliest(self._head, logits)
+                found = likeliest(self._head, logits)
             else:
                 rules = [sequences[index].rules for index in active]
-                tokens = guess(self._head, logits, rules, [ahead] * len(active), 1, coupled).token_ids[:, 0]
-            for index, token_id in zip(active, tokens.tolist(), strict=True):
+                found = guess(self._head, logits, rules, [ahead] * len(active), 1, coupled)
+            going: list[int] = []
+            pairs = zip(found.token_ids[:, 0].tolist(), found.log_probs[:, 0].tolist(), strict=True)
+            for row, (index, (token_id, log_prob)) in enumerate(zip(active, pairs, strict=True)):
+                scores[index] += log_prob
+                if not scores[index] >= least:
+                    continue
                 chains[index].append(token_id)
-            going = [row for row, index in enumerate(active) if counts[index] > ahead + 1]
+                if counts[index] > ahead + 1:
+                    going.append(row)
             if not going:
                 break
             if len(going) < len(active):
                 outputs = outputs[going]
             active = [active[row] for row in going]
-            spans = [
-                Span(
-                    self._blocks(sequences[index]),
-                    sequences[index].num_tokens + ahead,
-                    chains[index][-1:],
-                    states[index].first_key,
-                )
-                for index in active
-            ]
-            batch = make_batch(spans, self._block_size, self._kv.device)
+            if following is None:
+                spans = [
+                    Span(self._blocks(sequence), sequence.num_tokens, (), state.first_key)
+                    for sequence, state in zip(sequences, states, strict=True)
+                ]
+                following = Ahead(spans, [count - 1 for count in counts], self._block_size, self._kv.device)
+            batch = following.batch(ahead, active, [chains[index][-1] for index in active])
             outputs = self._head.forward(batch, outputs, self._kv)
-        return [DraftTree.chain(tuple(chain)) for chain in chains]
+        return [DraftTree.chain(tuple(chain)) if chain else None for chain in chains]
 
     def _trees(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
         width = self._shape.width
         growing = [
-            GrowingTree(count, min(self._room(sequence), MAX_NODES - 1))
+            GrowingTree(count, min(self._room(sequence), MAX_NODES - 1), self._shape.least_log)
             for sequence, count in zip(sequences, counts, strict=True)
         ]
         # Of each row of outputs its sequence and which of its expanded nodes it is.

@@ -95,7 +95,9 @@ class EagleHead:
             place = self.first_layer + index
             self._layers.attend(place, layer, stream, *angles[index], inputs=None if index else inputs)
             self._layers.feed_forward(layer, stream)
-        outputs = stream.index_select(0, batch.logits_rows)
+        # One row of each sequence: where there are as many as tokens they are all of them.
+        whole = len(batch.logits_rows) == len(stream)
+        outputs = stream if whole else stream.index_select(0, batch.logits_rows)
         if self.config.norm_output and weights.final_norm is not None:
             return ops.rms_norm(outputs, weights.final_norm)
         return outputs

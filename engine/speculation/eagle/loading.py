@@ -15,7 +15,7 @@ from engine.speculation.eagle.config import Generation, read_eagle_config
 from engine.speculation.eagle.drafter import DraftShape, EagleDrafter
 from engine.speculation.eagle.head import EagleHead
 from engine.speculation.eagle.weights import load_weights
-from engine.speculation.settings import check_tree, max_drafts
+from engine.speculation.settings import check_share, check_tree, max_drafts
 
 
 def load_head(
@@ -61,6 +61,7 @@ def create_eagle(config: SpeculationConfig, target: Target, generation: Generati
         ModelError: as `load_head`.
     """
     check_tree(config)
+    check_share("draft_p_min", config.draft_p_min)
     settings = target.settings
     head = load_head(
         _folder(config),
@@ -75,6 +76,7 @@ def create_eagle(config: SpeculationConfig, target: Target, generation: Generati
         width=config.eagle_topk,
         size=max_drafts(config),
         coupled=config.verification == COUPLED,
+        least=config.draft_p_min,
     )
     return EagleDrafter(head, target.kv, shape)
 

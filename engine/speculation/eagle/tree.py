@@ -1,7 +1,7 @@
 """EAGLE-2's dynamic draft tree (https://arxiv.org/abs/2406.16858, section 4): grown where the head is sure.
 
 Each level's best nodes, by the product of probabilities along their paths, are expanded; in the end the best
-of all are taken. Since no node is better than its parent, those form a tree.
+of all are taken, as far as they are likely. Since no node is better than its parent, those form a tree.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class GrowingTree:
     Attributes:
         size: drafts that are taken in the end.
         room: nodes that can be expanded beside the root.
+        least: log probability of a path below which its last node is not taken.
         candidates: in order of being found: parents first.
         expanded: for each expanded node but the root its place in `candidates`.
         visible: for each expanded node the bits of those that it sees.
@@ -42,6 +43,7 @@ class GrowingTree:
 
     size: int
     room: int
+    least: float = float("-inf")
     candidates: list[Candidate] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)
     visible: list[int] = field(default_factory=lambda: [1])
@@ -94,4 +96,5 @@ class GrowingTree:
     def _best(self) -> list[int]:
         """Places of the candidates that would be taken now. Among equals the first found: parents first."""
         order = sorted(range(len(self.candidates)), key=lambda i: -self.candidates[i].score)
-        return [i for i in order[: self.size] if self.candidates[i].score > float("-inf")]
+        scores = ((i, self.candidates[i].score) for i in order[: self.size])
+        return [i for i, score in scores if score >= self.least and score > float("-inf")]

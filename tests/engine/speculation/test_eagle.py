@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +245,50 @@ def test_a_tree_has_at_most_what_is_wanted_and_what_fits(target: DraftedLM, tmp_
         assert tree is not None
         wanted = expected_tree(drafting, reference, sequence.token_ids, replace(shape, size=count))
         assert paths_of(tree) == wanted
+
+
+def path_probabilities(
+    drafting: Drafting, reference: DenseHead, tokens: list[int], paths: set[tuple[int, ...]]
+) -> dict[tuple[int, ...], float]:
+    """What the dense head gives the tokens of each path together, all of whose beginnings are paths too."""
+    features = features_of(drafting.model, drafting.drafter.points, tokens)
+    fresh = replace(reference)
+    for position in range(1, len(tokens)):
+        seen = list(range(position - 1))
+        output = fresh.add(tokens[position], fresh.fuse(features[position - 1]), position, seen)
+    states = {(): (0.0, output, list(range(len(tokens) - 1)))}
+    for path in sorted(paths, key=len):
+        score, before, seen = states[path[:-1]]
+        log_probs = fresh.logits(before).log_softmax(dim=0)
+        drafts = [fresh.token(draft) for draft in range(len(log_probs))]
+        score += float(log_probs[drafts.index(path[-1])])
+        own = len(fresh.entries[0])
+        output = fresh.add(path[-1], before, len(tokens) - 1 + len(path), seen)
+        states[path] = score, output, [*seen, own]
+    return {path: math.exp(states[path][0]) for path in paths}
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_drafts_that_are_not_likely_enough_are_left_out(
+    target: DraftedLM, tmp_path: Path, shape: DraftShape
+) -> None:
+    head, reference = third(target, tmp_path, draft_vocab=90)
+    drafting = Drafting(target, head, shape)
+    sequence = drafting.start(prompt(13))
+    drafting.prefill(sequence)
+    drafting.grow(sequence, sequence.num_tokens + 12)
+
+    def paths(least: float) -> set[tuple[int, ...]]:
+        drafting.drafter._shape = replace(shape, least=least)
+        (tree,) = drafting.drafter.propose([sequence], [shape.size])
+        return set() if tree is None else paths_of(tree)
+
+    every = paths(0.0)
+    probabilities = path_probabilities(drafting, reference, sequence.token_ids, every)
+    for bound in sorted(probabilities.values()):
+        for least in (0.999 * bound, 1.001 * bound):
+            assert paths(least) == {path for path in every if probabilities[path] >= least}
+    assert paths(1.0) == set()
 
 
 def greedy(model: DraftedLM, head: EagleHead, tokens: list[int], count: int, **kinds: object) -> list[int]:

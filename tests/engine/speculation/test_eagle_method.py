@@ -61,6 +61,7 @@ def test_methods_are_made_by_name(model: DraftedLM, tmp_path: Path) -> None:
         ({"model": None}, "model must name the folder of a head for method 'eagle3'"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, but must be from 1 to 63"),
         ({"eagle_topk": 64}, "eagle_topk is 64, but must be from 1 to 63"),
+        ({"draft_p_min": 1.5}, "draft_p_min is 1.5, but must be from 0 to 1"),
         ({"num_draft_tokens": 65}, "num_draft_tokens is 65, but must be from 2 to 64"),
         ({"model": Path("nowhere")}, "folder nowhere of the draft head does not exist"),
     ],

@@ -31,7 +31,8 @@ from tests.support.eagle_heads import HeadShape, flat_config, make_eagle3, write
 from tests.support.reference_model import prompt
 from tests.support.tiny_models import tiny_llama
 
-CHAIN = {"num_speculative_tokens": 4, "prompt_lookup_min": 1}
+# Heads are random: they are sure of nothing.
+CHAIN = {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "draft_p_min": 0.0}
 TREE = {**CHAIN, "eagle_topk": 3, "num_draft_tokens": 12}
 ASKED: dict[str, RequestSpeculation | None] = {
     "deployed": None,
