@@ -1,9 +1,9 @@
 """Lets answers whose prompts came together decode together, where prefill runs on the same cores.
 
 A pass over few sequences takes nearly as long as one over many, for the weights are read once in each. Right
-after the first prompts of a burst have been handed over there are few, and every pass takes the cores from the
-prefill of the others. An engine that prefills by itself computes such a burst first (`engine.prefill_budget`);
-two workers on the same cores would share them evenly, and both would take longer.
+after the first prompts of a burst have been handed over there are few, and every pass takes the cores from
+the prefill of the others. An engine that prefills by itself computes such a burst first
+(`engine.prefill_budget`); two workers on the same cores would share them evenly, and both would take longer.
 """
 
 from __future__ import annotations

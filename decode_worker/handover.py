@@ -195,9 +195,7 @@ class Handover:
             if self._reader is not None and self._peer:
                 await self._reader.disconnect(self._peer)
 
-    def _adopt(
-        self, engine: Engine, finished: prefill_pb2.Finished, logprobs: TokenLogprobs | None
-    ) -> None:
+    def _adopt(self, engine: Engine, finished: prefill_pb2.Finished, logprobs: TokenLogprobs | None) -> None:
         request_id = self._request.request_id
         engine.adopt(request_id, finished.first_token_id, logprobs, finished.carried)
         self._tools.gathering.adopted(request_id, engine)

@@ -133,9 +133,7 @@ def endless_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _start(pair: Pair, wanted: worker_pb2.WorkRequest) -> Reply:
-    ticket: KvTicket = await pair.prefill_link.start_prefill(
-        wanted.request_id, list(wanted.prompt_token_ids)
-    )
+    ticket: KvTicket = await pair.prefill_link.start_prefill(wanted.request_id, list(wanted.prompt_token_ids))
     return pair.router.submit(wanted, ticket)
 
 
