@@ -162,9 +162,9 @@ class ManagedWorker:
             # Its own error, not a lost process: the reason is the user's to read, without a trace.
             raise WorkerStartError(_reason(error), final=True) from error
         except ray.exceptions.RayActorError as error:
-            cause = bearer and await self._runtime.cause_of_end(bearer.node_id, bearer.process)
-            reason = f"the process ended while it started: {cause or _first_line(error)}"
-            raise WorkerStartError(reason, final=False) from error
+            cause = await self._runtime.cause_of_end(bearer.node_id, bearer.process) if bearer else ""
+            ended = f"the process ended while it started: {cause or _first_line(error)}"
+            raise WorkerStartError(ended, final=False) from error
         except ray.exceptions.RayError as error:
             raise WorkerStartError(_first_line(error), final=False) from error
 
