@@ -20,7 +20,7 @@ MOST_PASSES = 16
 SPREAD = 8
 """Time between two such passes, in times of a pass: decoding has a ninth of the time, prefill the rest."""
 
-LONGEST_WAIT_S = 0.5
+LONGEST_WAIT_S = 2.0
 """A pass during which the process was stopped says nothing of the next one."""
 
 
