@@ -12,27 +12,18 @@ from kv_transfer.types import KvTicket
 from kvrelay.v1 import worker_pb2
 from tests.engine.digest_model import make_engine, request
 from tests.support.aggregated import aggregated_tokens
+from tests.support.clock import Clock
 from tests.support.pair import Pair, worker_pair
 from tests.support.requests import prompt, work_request
 from tests.support.router_client import Reply
 from tests.support.workers import eventually
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Bench:
     """A gathering beside an engine that adopts."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.engine: Engine = make_engine()
         self.gathering = Gathering(self.clock)
 
