@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,9 @@ class ManagedWorker:
                 reason = await self._watch(self.started)
                 self._stopped(reason)
                 await self._end(self.started)
+                # Told after the routers: Ray may take a moment to know.
+                if cause := await self._runtime.cause_of_end(self.started.node_id, self.started.process):
+                    self._stopped(f"{reason}: {cause}")
                 self.started = None
             await asyncio.sleep(self._backoff.failed())
             try:
@@ -141,6 +145,7 @@ class ManagedWorker:
     async def _start_actor(self) -> StartedWorker:
         """Waits for Ray to have a new process for the actor, then for the worker to serve."""
         bound_s = self._health.start_timeout_s
+        began_unix_s = time.time()
         bearer: ActorProcess | None = None
         try:
             async with asyncio.timeout(bound_s):
@@ -149,13 +154,17 @@ class ManagedWorker:
                 return started
         except TimeoutError:
             await self._replace(bearer)
-            raise WorkerStartError(f"did not start within {bound_s:g} s", final=False) from None
+            # Killed before it could say who it is, a process is one of many.
+            cause = "" if bearer else await self._runtime.latest_kill(began_unix_s)
+            reason = ": ".join(filter(None, [f"did not start within {bound_s:g} s", cause]))
+            raise WorkerStartError(reason, final=False) from None
         except ray.exceptions.RayTaskError as error:
             # Its own error, not a lost process: the reason is the user's to read, without a trace.
             raise WorkerStartError(_reason(error), final=True) from error
         except ray.exceptions.RayActorError as error:
-            reason = f"the process ended while it started: {_first_line(error)}"
-            raise WorkerStartError(reason, final=False) from error
+            cause = await self._runtime.cause_of_end(bearer.node_id, bearer.process) if bearer else ""
+            ended = f"the process ended while it started: {cause or _first_line(error)}"
+            raise WorkerStartError(ended, final=False) from error
         except ray.exceptions.RayError as error:
             raise WorkerStartError(_first_line(error), final=False) from error
 

@@ -34,6 +34,8 @@ def prepare_ray(environment: Environment, spec: RaySpec) -> Path | None:
     export("PYTHONPATH", environment.import_path)
     # Ray's default of 15 is for batch jobs: any other process of the machine would come first.
     export("RAY_worker_niceness", "0")
+    # Every five seconds its dashboard would add up its own processes' memory: a hundredth of a core.
+    export("METRICS_RECORD_INTERVAL_S", "60")
     if spec.auth != "token":
         return None
     path = environment.home / _TOKEN_FILE

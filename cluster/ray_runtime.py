@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -16,6 +17,7 @@ from cluster.actors import ACTOR_CLASSES
 from cluster.node_agent import NodeAgent
 from cluster.plan import WorkerPlan
 from cluster.processes import ProcessId
+from cluster.ray_deaths import RayDeaths
 
 _NAMESPACE = "kvrelay"
 # No objects are passed through Ray; this is little more than its minimum.
@@ -53,6 +55,7 @@ class RayRuntime:
         self._address = address
         self._dashboard_port = dashboard_port
         self._agents: dict[str, Any] = {}
+        self._deaths = RayDeaths("")
 
     def connect(self) -> RayInfo:
         """Blocks for seconds. Must run in the main thread, with whose end the kernel ends a local Ray.
@@ -89,8 +92,9 @@ class RayRuntime:
             raise RayError(f"cannot use Ray {where}: {error}") from error
         finally:
             signal.signal(signal.SIGTERM, handler)
-        url = context.dashboard_url or ""
-        return RayInfo(ray.get_runtime_context().gcs_address, f"http://{url}" if url else "")
+        url = f"http://{context.dashboard_url}" if context.dashboard_url else ""
+        self._deaths = RayDeaths(url)
+        return RayInfo(ray.get_runtime_context().gcs_address, url)
 
     @property
     def own_node_id(self) -> str:
@@ -128,6 +132,14 @@ class RayRuntime:
         """Whether a process lives on its node. Raises ray.exceptions.RayError."""
         alive: bool = await self._agent(node_id).is_alive.remote(process)
         return alive
+
+    async def cause_of_end(self, node_id: str, process: ProcessId) -> str:
+        """Why Ray ended a worker process, in words; empty where it did not."""
+        return await asyncio.to_thread(self._deaths.cause, node_id, process.pid)
+
+    async def latest_kill(self, since_unix_s: float) -> str:
+        """Why Ray ended any worker process since then, in words; empty where it ended none."""
+        return await asyncio.to_thread(self._deaths.latest_kill, since_unix_s)
 
     def abandon(self) -> None:
         """Instead of `disconnect` where a local Ray's servers are gone: ends what is left of it here."""

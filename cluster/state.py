@@ -28,8 +28,8 @@ class DeploymentState(BaseModel):
     """What the supervisor tells about its deployment. Written anew on each change; holds no secret.
 
     `phase` is "starting", "ready" or "stopping". Addresses are host:port, or URLs where the name says so.
-    Where `external_routers` names routers, `admin_address` is that of one of them and their other doors are
-    unknown here.
+    `troubles` says why a part does not serve, of each that does not. Where `external_routers` names routers,
+    `admin_address` is that of one of them and their other doors are unknown here.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,6 +48,7 @@ class DeploymentState(BaseModel):
     dashboard_url: str = ""
     api_key_required: bool = False
     log_dir: Path | None = None
+    troubles: dict[str, str] = {}
     processes: tuple[ProcessRecord, ...] = ()
 
     @property

@@ -41,6 +41,7 @@ from cluster.state import (
     remove_state,
     write_state,
 )
+from cluster.troubles import Troubles
 from cluster.waiting import unless_fails, unless_set
 from kvrelay.v1 import worker_pb2
 from router.config import RouterConfig
@@ -90,7 +91,7 @@ class Supervisor:
         self._guardian: Guardian | None = None
         self._owns_state = False
         self._unwritten = ""
-        self._troubles: dict[str, str] = {}
+        self._troubles = Troubles(reporter.note)
 
     @property
     def state(self) -> DeploymentState:
@@ -111,6 +112,7 @@ class Supervisor:
             dashboard_url=self._ray.dashboard_url if self._ray else "",
             api_key_required=bool(self._spec.router.api_key),
             log_dir=self._log_dir,
+            troubles={name: why for name, why in self._troubles_now().items() if why},
             processes=tuple(self._processes()),
         )
 
@@ -341,18 +343,16 @@ class Supervisor:
         if self._router is not None:
             self._router.workers_changed()
         self._save()
+        # Routers that run elsewhere are for others to restart.
+        elsewhere = "router" if self._spec.router.external else ""
+        self._troubles.are(self._troubles_now(), told=self._phase == "ready", left_alone=elsewhere)
+
+    def _troubles_now(self) -> dict[str, str]:
+        """Of every part that may have some; empty where it serves."""
         troubles = {worker.plan.worker_id: worker.trouble for worker in self._workers}
         if self._router is not None:
             troubles["router"] = self._router.trouble
-        if self._phase == "ready":
-            for name, trouble in troubles.items():
-                if trouble == self._troubles.get(name, ""):
-                    continue
-                # Routers that run elsewhere are for others to restart.
-                ours = name != "router" or not self._spec.router.external
-                healing = "; restarting" if ours else ""
-                self._reporter.note(f"{name}: {trouble}{healing}" if trouble else f"{name} serves again")
-        self._troubles = troubles
+        return troubles
 
     def _save(self) -> None:
         """Writes the state file. Raises OSError while starting; later a full disk must end nothing."""

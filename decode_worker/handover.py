@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from decode_worker.channels import PrefillChannels
 from decode_worker.errors import WorkFailedError, kv_lost
+from decode_worker.gathering import Gathering, share_cores
 from decode_worker.lease import Lease
 from decode_worker.room import Room
-from engine.api import EngineRequest, RequestTooLargeError, Reservation
+from engine.api import Engine, EngineRequest, RequestTooLargeError, Reservation, TokenLogprobs
 from engine.loop import EngineStoppedError
 from kv_transfer.identity import require_same, without_draft
 from kv_transfer.reader import KvReader, KvReads, ReadTotals
@@ -65,6 +66,7 @@ class HandoverTools:
     channels: PrefillChannels
     readers: dict[str, KvReader]
     room: Room
+    gathering: Gathering
 
 
 class Handover:
@@ -138,6 +140,8 @@ class Handover:
                 # Before it began: attached all the same, so that the prefill worker can be told.
                 raise asyncio.CancelledError
             attached = await self._attached()
+            if share_cores(self._runtime.endpoint, self._ticket.endpoint, attached.pid):
+                self._tools.gathering.expect(self._request.request_id)
             while not self._lease.num_ready:
                 await self._lease.news()
             reservation = await self._reserve()
@@ -160,11 +164,7 @@ class Handover:
             logprobs = (
                 token_logprobs(finished.first_logprobs) if finished.HasField("first_logprobs") else None
             )
-            await self._runtime.host.call(
-                lambda engine: engine.adopt(
-                    self._request.request_id, finished.first_token_id, logprobs, finished.carried
-                )
-            )
+            await self._runtime.host.call(lambda engine: self._adopt(engine, finished, logprobs))
             adopted = True
             self._lease.done()
         except TransferError as error:
@@ -194,6 +194,11 @@ class Handover:
             self._tools.channels.drop(self._ticket.endpoint)
             if self._reader is not None and self._peer:
                 await self._reader.disconnect(self._peer)
+
+    def _adopt(self, engine: Engine, finished: prefill_pb2.Finished, logprobs: TokenLogprobs | None) -> None:
+        request_id = self._request.request_id
+        engine.adopt(request_id, finished.first_token_id, logprobs, finished.carried)
+        self._tools.gathering.adopted(request_id, engine)
 
     def _attach(self) -> prefill_pb2.Attach:
         return prefill_pb2.Attach(
@@ -283,6 +288,8 @@ class Handover:
         return num_ready // self._block_size
 
     def _give_back(self) -> None:
+        # The engine, should it wait for this one, looks again when it is called below.
+        self._tools.gathering.forget(self._request.request_id)
         unsettled = self._reads.give_up() if self._reads is not None else frozenset()
         if unsettled:
             logger.warning(

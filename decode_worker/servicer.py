@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from decode_worker.channels import PrefillChannels
+from decode_worker.gathering import Gathering
 from decode_worker.handover import HandoverTools
 from decode_worker.request_table import RequestTable
 from decode_worker.room import Room
@@ -55,7 +56,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         }
         self._channels = PrefillChannels()
         self._room = Room(runtime.host)
-        self._requests = RequestTable(HandoverTools(runtime, self._channels, self._readers, self._room))
+        gathering = Gathering()
+        runtime.host.pace_by(gathering)
+        self._requests = RequestTable(
+            HandoverTools(runtime, self._channels, self._readers, self._room, gathering)
+        )
         self._sessions: dict[str, RouterSession] = {}
         self._watch = runtime.spawn(self._watch_quarantine())
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.api import Engine, StepOutput
 from telemetry.logs import fields
@@ -18,6 +18,21 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.1
+
+
+class Pacing(Protocol):
+    """Says when the next step is due. Used on the engine's thread alone."""
+
+    def wait_s(self, engine: Engine) -> float:
+        """Seconds for which the next step is to wait, though there is work; 0 for none.
+
+        Calls are made meanwhile, and it is asked anew after each of them.
+        """
+        ...
+
+    def stepped(self, output: StepOutput) -> None:
+        """A step was made."""
+        ...
 
 
 class EngineStoppedError(RuntimeError):
@@ -44,6 +59,7 @@ class EngineLoop:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
+        self._pacing: Pacing | None = None
         self._on_step = on_step
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -56,6 +72,10 @@ class EngineLoop:
         # Written by the engine's thread alone; reading one value needs no lock.
         self._steps = 0
         self._last_sign_s = time.monotonic()
+
+    def pace_by(self, pacing: Pacing) -> None:
+        """Has steps wait as it says, instead of each following the one before at once. Before `start`."""
+        self._pacing = pacing
 
     def start(self) -> None:
         """Starts the thread."""
@@ -140,15 +160,23 @@ class EngineLoop:
         for run in calls:
             run(None)
             self._last_sign_s = time.monotonic()
+        wait_s = IDLE_WAIT_S
         if self._engine.has_work():
-            output = self._engine.step()
-            self._steps += 1
-            self._on_step(output)
-            return True
+            wait_s = 0.0 if self._pacing is None else self._pacing.wait_s(self._engine)
+            if not wait_s:
+                self._step()
+                return True
         with self._changed:
             if not self._calls and not self._stopping:
-                self._changed.wait(IDLE_WAIT_S)
+                self._changed.wait(min(wait_s, IDLE_WAIT_S))
         return True
+
+    def _step(self) -> None:
+        output = self._engine.step()
+        self._steps += 1
+        if self._pacing is not None:
+            self._pacing.stepped(output)
+        self._on_step(output)
 
     def _close(self, failure: BaseException | None) -> None:
         with self._changed:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from engine.api import Engine, EngineStats, StepOutput
-from engine.loop import EngineLoop, EngineStoppedError
+from engine.loop import EngineLoop, EngineStoppedError, Pacing
 
 T = TypeVar("T")
 
@@ -40,6 +40,10 @@ class EngineHost:
         self._engine = engine
         self._loop = EngineLoop(engine, self._stepped, self._died)
         self._stats = engine.stats()
+
+    def pace_by(self, pacing: Pacing) -> None:
+        """As `EngineLoop.pace_by`. Before `start`."""
+        self._loop.pace_by(pacing)
 
     def start(self) -> None:
         """Starts the engine's thread."""

@@ -76,6 +76,7 @@ def as_dict(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> d
         "grpc_address": state.grpc_address,
         "admin_address": state.admin_address,
         "dashboard_url": state.dashboard_url,
+        "troubles": state.troubles,
         "processes": [process.model_dump() for process in (state.supervisor, *state.processes)],
         "router": None,
         "workers": [],
@@ -141,8 +142,9 @@ def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> Re
     """The status as a table."""
     door = state.http_url or state.admin_address or "no router"
     head = f"[bold]{state.name}[/]: " + escape(f"{state.served_name}, {state.phase}, {door}")
+    troubles = [f"[yellow]{escape(f'{name}: {why}')}[/]" for name, why in state.troubles.items()]
     if answer is None:
-        return Group(head, "the router does not serve now")
+        return Group(head, "the router does not serve now", *troubles)
     load = (
         f"{answer.running} running, {answer.queued} queued, {answer.tokens_per_second:.1f} tokens/s, "
         f"prefix hits {hit_rate(answer):.0%}, {answer.requests_total} requests"
@@ -167,7 +169,7 @@ def render(state: DeploymentState, answer: router_pb2.RouterStatus | None) -> Re
             str(stats.blocks_total),
             str(worker.info.pid),
         )
-    return Group(*filter(None, [head, load, _context(answer), index]), table)
+    return Group(*filter(None, [head, load, _context(answer), index]), *troubles, table)
 
 
 def _context(answer: router_pb2.RouterStatus) -> str:

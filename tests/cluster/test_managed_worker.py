@@ -13,6 +13,7 @@ from cluster.spec import HealthSpec
 from kvrelay.v1 import worker_pb2
 
 WAIT_S = 20.0
+OUT_OF_MEMORY = "killed by Ray's memory monitor"
 
 
 class Method:
@@ -54,11 +55,11 @@ class HungActor(Actor):
 
     def __init__(self, says_who: bool) -> None:
         super().__init__(failures=0)
-        self._says_who = says_who
+        self.says_who = says_who
         self._killed = asyncio.Event()
 
     async def _process(self) -> ActorProcess:
-        if self.pid == 1 and not self._says_who:
+        if self.pid == 1 and not self.says_who:
             await self._killed.wait()
         return await super()._process()
 
@@ -92,6 +93,12 @@ class HungRuntime:
         self.actor.replace()
         return True
 
+    async def cause_of_end(self, node_id: str, process: ProcessId) -> str:
+        return ""
+
+    async def latest_kill(self, since_unix_s: float) -> str:
+        return "" if self.actor.says_who else OUT_OF_MEMORY
+
     def restart(self, actor: HungActor) -> None:
         self.restarts += 1
         actor.replace()
@@ -116,13 +123,17 @@ class Runtime:
     async def kill(self, node_id: str, process: ProcessId) -> bool:
         return False
 
+    async def cause_of_end(self, node_id: str, process: ProcessId) -> str:
+        return OUT_OF_MEMORY if process.pid == 1 else ""
+
 
 async def test_a_worker_whose_process_lives_is_started_again_after_a_failure() -> None:
     actor = Actor(failures=1)
     health = HealthSpec(start_timeout_s=5.0)
     plan: Any = type("Plan", (), {"worker_id": "decode-0"})
     runtime: Any = Runtime(actor)
-    worker = ManagedWorker(plan, runtime, health, lambda: None)
+    told: list[str] = []
+    worker = ManagedWorker(plan, runtime, health, lambda: told.append(worker.trouble))
     await worker.start()
     supervising = asyncio.create_task(worker.supervise())
     try:
@@ -132,6 +143,8 @@ async def test_a_worker_whose_process_lives_is_started_again_after_a_failure() -
         assert actor.failures == 0
         assert worker.info is not None
         assert worker.info.incarnation == 2
+        # First that it is gone, then why.
+        assert told[:3] == ["", "the process ended", f"the process ended: {OUT_OF_MEMORY}"]
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
@@ -147,7 +160,8 @@ async def test_a_start_that_hangs_is_ended_and_asked_of_a_new_process(says_who: 
     worker = ManagedWorker(plan, stub, HealthSpec(start_timeout_s=0.2), lambda: told.append(worker.trouble))
     async with asyncio.timeout(WAIT_S):
         await worker.start()
-    assert told == ["did not start within 0.2 s", ""]
+    why = "" if says_who else f": {OUT_OF_MEMORY}"
+    assert told == [f"did not start within 0.2 s{why}", ""]
     assert worker.started is not None
     assert worker.started.process.pid == 2
     assert runtime.killed == ([ProcessId(1, 1)] if says_who else [])

@@ -52,3 +52,10 @@ def test_json_has_what_became_of_the_preempted() -> None:
     assert (worker["preemptions_total"], worker["swaps_total"]) == (5, 3)
     assert worker["swap_blocks"] == {"total": 90, "used": 7}
     assert (worker["swapped_out_blocks_total"], worker["swapped_in_blocks_total"]) == (30, 20)
+
+
+def test_why_a_part_does_not_serve_is_shown() -> None:
+    why = "the process ended: killed by Ray's memory monitor [95 %]"
+    state = STATE.model_copy(update={"troubles": {"decode-0": why}})
+    assert f"decode-0: {why}" in shown(answer(8192), state)
+    assert as_dict(state, None)["troubles"] == {"decode-0": why}
