@@ -35,7 +35,7 @@ class TrainingConfig:
     hours: float = 0.0
     batch_tokens: int = 2048
     unroll_steps: int = 5
-    chain_share: float = 0.5
+    chain_share: float = 0.25
     step_decay: float = 0.8
     matrix_rate: float = 5e-3
     rate: float = 2e-3

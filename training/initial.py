@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from training.head import Eagle3Head, HeadConfig
@@ -39,3 +41,29 @@ def new_head(target: TargetWeights, token_ids: torch.Tensor, scale: torch.Tensor
         head.lm_head.weight.copy_(target.lm_head.index_select(0, token_ids))
         head.feature_scale.copy_(scale)
     return head
+
+
+@torch.no_grad()
+def with_vocabulary(
+    head: Eagle3Head, token_ids: torch.Tensor, wanted: torch.Tensor, target: TargetWeights
+) -> Eagle3Head:
+    """A trained head with another draft vocabulary.
+
+    Rows of tokens that it knew stay. The others are made of the target's, by the linear map that makes the
+    known ones of the target's best.
+
+    Args:
+        head: the head.
+        token_ids: [Vd], its draft vocabulary, ascending.
+        wanted: [Vd'], the other, ascending.
+        target: its target.
+    """
+    known = head.lm_head.weight
+    bridge = torch.linalg.lstsq(target.lm_head.index_select(0, token_ids), known).solution
+    rows = target.lm_head.index_select(0, wanted) @ bridge
+    places = torch.searchsorted(token_ids, wanted).clamp(max=len(token_ids) - 1)
+    kept = token_ids.index_select(0, places) == wanted
+    rows[kept] = known.index_select(0, places[kept])
+    other = Eagle3Head(replace(head.config, draft_vocab_size=len(wanted)))
+    other.load_state_dict({**head.state_dict(), "lm_head.weight": rows})
+    return other

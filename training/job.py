@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,9 +11,10 @@ from training.acceptance import Acceptance
 from training.card import CardFacts, model_card
 from training.config import TrainingConfig
 from training.export import export_head
-from training.files import read_prompts
+from training.files import PromptFileError, read_prompts
 from training.generate import GenerationConfig, GenerationProgress, PromptEncoder, generate
-from training.prompts.mixture import builtin_prompts
+from training.prompts.mixture import Prompt, builtin_prompts
+from training.prompts.texts import read_texts, text_prompts
 from training.target import read_target
 from training.train import Trainer, TrainingProgress
 
@@ -23,6 +25,7 @@ _BUILTIN_DATA = (
     "Prompts are made from templates that come with kvrelay (questions and instructions, functions to "
     "complete, sums and word problems, news to summarise) and from Python's sources and manual (PSF licence)."
 )
+_TEXT_DATA = "Passages to summarise, topics to ask about and functions to complete of a folder of texts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Job:
 
     Attributes:
         name: what the target is called in the model card.
-        data: files of prompts; empty for those that come with kvrelay.
+        data: files of prompts, or one folder of texts; empty for prompts that come with kvrelay.
         folder: of the head.
         generation: how answers are written; its model is the target.
         training: how the head is trained.
@@ -75,7 +78,7 @@ def run_job(job: Job, encode: PromptEncoder, observer: Observer) -> Acceptance:
 
     Raises:
         ModelError: the target or the initial head cannot be used.
-        PromptFileError: a file of prompts cannot be used.
+        PromptFileError: a file of prompts or a folder of texts cannot be used.
         ValueError: too few prompts, or a draft vocabulary that is none.
         RuntimeError: the target gave no numbers.
     """
@@ -83,8 +86,7 @@ def run_job(job: Job, encode: PromptEncoder, observer: Observer) -> Acceptance:
     work.mkdir(parents=True, exist_ok=True)
     model_dir = job.generation.model_dir
     target = read_target(model_dir)
-    prompts = read_prompts(job.data) if job.data else builtin_prompts(job.generation.seed)
-    shards = generate(job.generation, prompts, encode, work, observer.wrote)
+    shards = generate(job.generation, _prompts(job), encode, work, observer.wrote)
     trainer = Trainer(target, shards, work, job.training, job.initial)
     observer.began(trainer.num_answers, trainer.num_anchors, trainer.step)
 
@@ -105,13 +107,30 @@ def run_job(job: Job, encode: PromptEncoder, observer: Observer) -> Acceptance:
     return trainer.run(report)
 
 
+def _prompts(job: Job) -> Iterator[Prompt]:
+    if not job.data:
+        return builtin_prompts(job.generation.seed)
+    if not any(path.is_dir() for path in job.data):
+        return read_prompts(job.data)
+    if len(job.data) > 1:
+        raise PromptFileError("data are files of prompts or one folder of texts")
+    return text_prompts(read_texts(job.data[0]), job.generation.seed)
+
+
+def _described(job: Job) -> str:
+    if not job.data:
+        return _BUILTIN_DATA
+    if job.data[0].is_dir():
+        return f"{_TEXT_DATA} {_BUILTIN_DATA}"
+    return f"Prompts of {', '.join(path.name for path in job.data)}."
+
+
 def _facts(job: Job, trainer: Trainer) -> CardFacts:
     generation = job.generation
     quantized = "" if generation.quantization == "none" else f", {generation.quantization}"
-    files = ", ".join(path.name for path in job.data)
     return CardFacts(
         target=job.name,
-        data=f"Prompts of {files}." if files else _BUILTIN_DATA,
+        data=_described(job),
         answers=trainer.num_answers,
         anchors=trainer.num_anchors,
         held_out=len(trainer.held_out),

@@ -9,7 +9,7 @@ import torch
 
 from training.precision import product_dtype
 
-_ROWS = 512
+_ROWS = 256
 
 
 class _LmHeadLoss(torch.autograd.Function):
@@ -28,27 +28,30 @@ class _LmHeadLoss(torch.autograd.Function):
         low, matrix = hidden.to(dtype), weight.to(dtype)
         needed = ctx.needs_input_grad[0]
         hidden_grad = torch.empty_like(hidden) if needed else None
-        weight_grad = torch.zeros_like(weight) if needed else None
+        weight_grad = torch.zeros_like(matrix) if needed else None
         losses, best, overlaps = [], [], []
         for start in range(0, len(hidden), _ROWS):
             part = slice(start, start + _ROWS)
             logits = (low[part] @ matrix.t()).float()
             wanted = teacher.index_select(0, rows[part]).float()
-            best.append(logits.argmax(dim=1))
-            total = logits.logsumexp(dim=1, keepdim=True)
+            top, guessed = logits.max(dim=1, keepdim=True)
+            best.append(guessed[:, 0])
             mass = wanted.sum(dim=1, keepdim=True)
-            losses.append((total * mass)[:, 0] - (wanted * logits).sum(dim=1))
-            guess = logits.sub_(total).exp_()
+            hoped = torch.linalg.vecdot(wanted, logits)
+            guess = logits.sub_(top).exp_()
+            size = guess.sum(dim=1, keepdim=True)
+            losses.append(((size.log() + top) * mass)[:, 0] - hoped)
+            guess.div_(size)
             overlaps.append(torch.minimum(guess, wanted).sum(dim=1))
             if hidden_grad is not None and weight_grad is not None:
                 slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).to(dtype)
                 hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
-                weight_grad += slope.t() @ low[part]
-        ctx.gradients = (hidden_grad, weight_grad)
+                weight_grad.addmm_(slope.t(), low[part])
+        ctx.gradients = (hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype))
         loss = (torch.cat(losses) * row_weights).sum()
-        guessed, overlap = torch.cat(best), torch.cat(overlaps)
-        ctx.mark_non_differentiable(guessed, overlap)
-        return loss, guessed, overlap
+        guesses, overlap = torch.cat(best), torch.cat(overlaps)
+        ctx.mark_non_differentiable(guesses, overlap)
+        return loss, guesses, overlap
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

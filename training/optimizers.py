@@ -8,6 +8,7 @@ import torch
 
 from training.config import TrainingConfig
 from training.head import Eagle3Head
+from training.muon import Muon
 
 
 class HeadOptimizer:
@@ -27,15 +28,7 @@ class HeadOptimizer:
         apart = {id(parameter) for parameter in matrices}
         others = [parameter for parameter in self._parameters if id(parameter) not in apart]
         self._parts: tuple[tuple[torch.optim.Optimizer, float], ...] = (
-            (
-                torch.optim.Muon(
-                    matrices,
-                    lr=config.matrix_rate,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
-                ),
-                config.matrix_rate,
-            ),
+            (Muon(matrices, config.matrix_rate, config.weight_decay), config.matrix_rate),
             (torch.optim.AdamW(others, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0), config.rate),
         )
 

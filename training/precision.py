@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 
-_EMULATED = ("DEFAULT", "AVX2")
-"""CPUs where a bf16 product takes several times as long as one in fp32."""
-
 
 def product_dtype(device: str) -> torch.dtype:
-    """bf16, and fp32 on CPUs without AVX-512, which only emulate bf16."""
-    on_cpu = torch.device(device).type == "cpu"
-    slow = on_cpu and torch.backends.cpu.get_cpu_capability() in _EMULATED
-    return torch.float32 if slow else torch.bfloat16
+    """bf16; fp32 on CPUs without instructions for bf16, where a product in it takes several times as long."""
+    if torch.device(device).type != "cpu":
+        return torch.bfloat16
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32

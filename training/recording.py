@@ -60,7 +60,7 @@ class RecordingModel:
         out = torch.empty(len(batch.token_ids), width, device=kv.device, dtype=kv.dtype)
         logits = self._model.forward(batch, kv, FeatureTap(self._points, out))
         kept = out.to("cpu", torch.bfloat16)
-        totals = dict(zip(batch.logits_rows.tolist(), logits.logsumexp(dim=1).tolist(), strict=True))
+        totals = dict(zip(batch.logits_rows.tolist(), _log_totals(logits), strict=True))
         token_ids, blocks = batch.token_ids.tolist(), batch.block_tables[0, :, 0].tolist()
         for index, (block, context) in enumerate(zip(blocks, batch.context_lens, strict=True)):
             start, end = batch.query_starts[index], batch.query_starts[index + 1]
@@ -81,3 +81,13 @@ class RecordingModel:
             if recording.token_ids == list(token_ids):
                 return self._open.pop(block)
         raise KeyError("no sequence has run these tokens")
+
+
+def _log_totals(logits: torch.Tensor) -> list[float]:
+    """Logarithms of the sums of exponentiated rows; row by row, which stay in the cache."""
+    if logits.device.type != "cpu":
+        return logits.logsumexp(dim=1).tolist()
+    most = logits.amax(dim=1)
+    row = torch.empty_like(logits[0]) if len(logits) else logits
+    sums = [torch.sub(own, top, out=row).exp_().sum() for own, top in zip(logits, most, strict=True)]
+    return (torch.stack(sums).log_() + most).tolist() if sums else []

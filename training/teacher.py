@@ -29,6 +29,9 @@ class Teacher:
 
     @torch.no_grad()
     def probabilities(self, training: TrainingBatch) -> torch.Tensor:
-        """[T, Vd] bf16: of the token after each; the draft vocabulary's share, so rows sum to at most 1."""
+        """[T, Vd], of the token after each, as the device multiplies.
+
+        It is the share of the draft vocabulary, so that rows sum to at most 1.
+        """
         logits = (training.final.to(self._rows.dtype) @ self._rows.t()).float()
-        return logits.sub_(training.log_totals[:, None]).exp_().bfloat16()
+        return logits.sub_(training.log_totals[:, None]).exp_().to(self._rows.dtype)

@@ -16,7 +16,7 @@ from training.config import TrainingConfig
 from training.dataset import Answers, feature_scale, pack
 from training.export import import_head
 from training.head import Eagle3Head, HeadConfig
-from training.initial import new_head
+from training.initial import new_head, with_vocabulary
 from training.loss import lm_head_loss
 from training.optimizers import HeadOptimizer
 from training.precision import product_dtype
@@ -90,12 +90,13 @@ class Trainer:
             self.head.load_state_dict(state.head)
         else:
             scale = feature_scale(self._answers, _SCALE_ANSWERS)
+            texts = (text for shard in others for text in shard.answer_token_ids())
+            vocab, eos = target.config.vocab_size, target.config.eos_token_ids
+            self.token_ids = choose_vocabulary(texts, vocab, min(config.draft_vocab_size, vocab), eos)
             if initial is not None:
-                self.head, self.token_ids = import_head(initial, target, scale)
+                head, known = import_head(initial, target, scale)
+                self.head = with_vocabulary(head, known, self.token_ids, target)
             else:
-                texts = (text for shard in others for text in shard.answer_token_ids())
-                vocab, eos = target.config.vocab_size, target.config.eos_token_ids
-                self.token_ids = choose_vocabulary(texts, vocab, min(config.draft_vocab_size, vocab), eos)
                 self.head = new_head(target, self.token_ids, scale, config.seed)
         self.head.to(config.device)
         self._teacher = Teacher(target, self.token_ids, config.device)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from training.train import TrainingProgress
 
 BUILTIN = "builtin"
+_OTHERS = 0.4
+"""Learning rate of what is no matrix, of the matrices'."""
 _DATA, _LENGTH, _MACHINE = "Data", "Training", "Machine"
 
 
@@ -34,9 +36,9 @@ def train_draft(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="builtin|FILE",
-            help="Prompts: those that come with kvrelay, or JSON Lines with 'prompt' or 'messages'; may be "
-            "repeated. Default: builtin.",
+            metavar="builtin|FILE|DIR",
+            help="Prompts: those that come with kvrelay, JSON Lines with 'prompt' or 'messages' (may be "
+            "repeated), or a folder of texts to make them of. Default: builtin.",
             show_default=False,
             rich_help_panel=_DATA,
         ),
@@ -76,6 +78,12 @@ def train_draft(
             help="Head to begin with. Default: a new one.", show_default=False, rich_help_panel=_LENGTH
         ),
     ] = None,
+    learning_rate: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Of the matrices; less where a head goes on from another.", rich_help_panel=_LENGTH
+        ),
+    ] = 5e-3,
     measure_every: Annotated[
         int, typer.Option(min=1, help="Steps between measurements.", rich_help_panel=_LENGTH)
     ] = 50,
@@ -95,7 +103,7 @@ def train_draft(
 
     files = tuple(Path(name) for name in data or () if name != BUILTIN)
     if data and BUILTIN in data and files:
-        fail(f"--data is either '{BUILTIN}' or files", USAGE)
+        fail(f"--data is either '{BUILTIN}' or files or a folder", USAGE)
     environment = read_environment()
     if threads:
         torch.set_num_threads(threads)
@@ -122,6 +130,8 @@ def train_draft(
                     hours=hours,
                     batch_tokens=batch_tokens,
                     unroll_steps=unroll,
+                    matrix_rate=learning_rate,
+                    rate=_OTHERS * learning_rate,
                     draft_vocab_size=draft_vocab,
                     measure_every=measure_every,
                     seed=seed,

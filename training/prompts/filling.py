@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -43,10 +43,15 @@ def entries(slot: str) -> tuple[str, ...]:
     return templates(f"slots/{slot}")
 
 
-def fill(template: str, rng: Random) -> str:
+def fill(template: str, rng: Random, own: Mapping[str, Sequence[str]] | None = None) -> str:
     """Puts something into each `{slot}`; a digit behind a slot's name makes it another one of its kind.
 
     The same slot named twice is filled alike.
+
+    Args:
+        template: with slots or without.
+        rng: draws what they are filled with.
+        own: by slot, entries instead of its file's.
 
     Raises:
         FileNotFoundError: an unknown slot.
@@ -56,7 +61,12 @@ def fill(template: str, rng: Random) -> str:
     def value(match: re.Match[str]) -> str:
         whole, slot = match[0], match[1]
         if whole not in filled:
-            filled[whole] = _FILLERS[slot](rng) if slot in _FILLERS else rng.choice(entries(slot))
+            choices = own.get(slot) if own else None
+            filled[whole] = (
+                _FILLERS[slot](rng)
+                if slot in _FILLERS and choices is None
+                else rng.choice(choices or entries(slot))
+            )
         return filled[whole]
 
     return _SLOT.sub(value, template)

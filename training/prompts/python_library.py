@@ -25,8 +25,13 @@ class _Library:
     pages: tuple[tuple[str, ...], ...]
 
 
-def _functions(path: Path) -> list[str]:
-    """Heads of a module's documented functions, docstring included."""
+def documented_functions(path: Path) -> list[str]:
+    """Heads of a module's documented functions, docstring included.
+
+    Raises:
+        OSError: it cannot be read.
+        SyntaxError, ValueError: it is no Python in UTF-8.
+    """
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     found = []
@@ -45,7 +50,7 @@ def _functions(path: Path) -> list[str]:
 def _library() -> _Library:
     folder = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for name in templates("library_modules") if (path := folder / f"{name}.py").exists()]
-    functions = [head for path in paths for head in _functions(path)]
+    functions = [head for path in paths for head in documented_functions(path)]
     pages = []
     for page in topics.values():
         paragraphs = [" ".join(part.split()) for part in page.split("\n\n")]
