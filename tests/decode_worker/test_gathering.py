@@ -123,17 +123,33 @@ def endless_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "LONGEST_WAIT_S", 1e9)
 
 
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Requests whose handovers were told to any gathering."""
+    names: list[str] = []
+    expect = Gathering.expect
+
+    def noted(gathering: Gathering, request_id: str) -> None:
+        expect(gathering, request_id)
+        names.append(request_id)
+
+    monkeypatch.setattr(Gathering, "expect", noted)
+    return names
+
+
 async def _start(pair: Pair, wanted: worker_pb2.WorkRequest) -> Reply:
     ticket: KvTicket = await pair.prefill_link.start_prefill(wanted.request_id, list(wanted.prompt_token_ids))
     return pair.router.submit(wanted, ticket)
 
 
 @pytest.mark.usefixtures("endless_waits")
-async def test_answers_that_begin_together_decode_together(model_dir: Path) -> None:
+async def test_answers_that_begin_together_decode_together(model_dir: Path, expected: list[str]) -> None:
     long, short = work_request("long", prompt(400)), work_request("short", prompt(20))
     async with worker_pair(model_dir) as pair:
         pair.prefill_pace.engine.delay_s = 0.1
-        replies = [await _start(pair, wanted) for wanted in (long, short)]
+        replies = [await _start(pair, long)]
+        await eventually(lambda: expected)
+        replies.append(await _start(pair, short))
         await eventually(lambda: replies[0].tokens)
         assert len(replies[1].tokens) <= 3
         for reply, wanted in zip(replies, (long, short), strict=True):
@@ -143,11 +159,13 @@ async def test_answers_that_begin_together_decode_together(model_dir: Path) -> N
 
 
 @pytest.mark.usefixtures("endless_waits")
-async def test_an_answer_goes_on_when_the_other_is_cancelled(model_dir: Path) -> None:
+async def test_an_answer_goes_on_when_the_other_is_cancelled(model_dir: Path, expected: list[str]) -> None:
     long, short = work_request("long", prompt(900)), work_request("short", prompt(20))
     async with worker_pair(model_dir) as pair:
         pair.prefill_pace.engine.delay_s = 0.3
-        replies = [await _start(pair, wanted) for wanted in (long, short)]
+        replies = [await _start(pair, long)]
+        await eventually(lambda: expected)
+        replies.append(await _start(pair, short))
         await eventually(lambda: len(replies[1].tokens) == 2)
         pair.router.cancel("long")
         await pair.router.end_of(replies[1])
