@@ -30,6 +30,9 @@ PREFILL_SAMPLE = 16
 SHUNNED_FOR = 500
 """Steps with prompt tokens for which a number that was too large is not tried again."""
 
+MOST_TOKENS = 1 << 20
+"""More are never asked for: no step has room for them."""
+
 _QUICK, _SLOW = 0.3, 0.1
 _OVERSHOOT = 1.25
 _HICCUP = 2.0
@@ -111,7 +114,7 @@ class StepCost:
         extra = self._extra_s or self._prefill_s
         if not extra:
             return FIRST_TOKENS
-        tokens = max(1, int((slowdown - 1) * alone / extra))
+        tokens = max(1, int(min((slowdown - 1) * alone / extra, MOST_TOKENS)))
         if (band := band_of(decodes)) in self._most:
             tokens = min(tokens, self._most[band][0])
             self._last_tokens = min(self._last_tokens, tokens)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.step_cost import FIRST_TOKENS, SHUNNED_FOR, STALE_AFTER, StepCost
@@ -111,6 +113,8 @@ def test_clocks_that_stand_still_say_nothing() -> None:
     assert (cost.decode_s(1), cost.prefill_s_per_token) == (None, None)
 
 
+# The least of numbers, by which a quotient is infinite.
+@example([(0, 16, sys.float_info.min)], 1, 26.0)
 @given(
     st.lists(
         st.tuples(st.integers(0, 300), st.integers(0, 600), st.floats(0, 1e6, allow_nan=False)), max_size=60
