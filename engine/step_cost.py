@@ -53,6 +53,8 @@ class StepCost:
         # By band: the most that is asked for, and for how many more steps.
         self._most: dict[int, tuple[int, int]] = {}
         self._fitting: dict[int, int] = {}
+        # Band and what was too large there the last time that it was tried.
+        self._doubted: set[tuple[int, int]] = set()
 
     def observe(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
         """Takes one step's measurement: sequences that decoded, prompt tokens beside them, time.
@@ -130,6 +132,11 @@ class StepCost:
                 self._most[band] = (most, left - 1)
         if fits:
             self._fitting[band] = tokens
+            self._doubted.discard((band, tokens))
+            return
+        # The first step of a size prepares what later ones of it use again, so one is not enough.
+        if (band, tokens) not in self._doubted:
+            self._doubted.add((band, tokens))
             return
         fitting = self._fitting.get(band, 0)
         self._most[band] = (max(1, (fitting + tokens) // 2 if fitting < tokens else tokens - 1), SHUNNED_FOR)

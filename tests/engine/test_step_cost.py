@@ -146,3 +146,19 @@ def test_a_number_that_was_too_large_is_shunned_for_a_while() -> None:
     too_large = sum(1 for tokens in asked if tokens > 12)
     assert 0 < too_large <= 0.01 * len(asked)
     assert sum(asked) >= 0.6 * 12 * len(asked)
+
+
+def test_a_slow_first_step_of_a_size_is_no_verdict() -> None:
+    cost = StepCost()
+    cost.observe(4, 0, DECODE_S)
+    seen: set[int] = set()
+    for _ in range(400):
+        tokens = cost.prompt_tokens_beside(4, 1.35)
+        if not tokens:
+            cost.observe(4, 0, DECODE_S)
+            continue
+        # One that is new takes half as long again.
+        seconds = (DECODE_S + 0.0002 * tokens) * (1.0 if tokens in seen else 1.5)
+        seen.add(tokens)
+        cost.observe(4, tokens, seconds)
+    assert 24 <= cost.prompt_tokens_beside(4, 1.35) <= 44
