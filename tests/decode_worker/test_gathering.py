@@ -147,11 +147,14 @@ async def test_answers_that_begin_together_decode_together(model_dir: Path, expe
     long, short = work_request("long", prompt(400)), work_request("short", prompt(20))
     async with worker_pair(model_dir) as pair:
         pair.prefill_pace.engine.delay_s = 0.1
+        # So that the long one's first token is seen before many passes follow it.
+        pair.decode_pace.engine.delay_s = 0.3
         replies = [await _start(pair, long)]
         await eventually(lambda: expected)
         replies.append(await _start(pair, short))
         await eventually(lambda: replies[0].tokens)
         assert len(replies[1].tokens) <= 3
+        pair.decode_pace.engine.delay_s = 0.0
         for reply, wanted in zip(replies, (long, short), strict=True):
             await pair.router.end_of(reply)
             assert reply.tokens == aggregated_tokens(model_dir, wanted)
