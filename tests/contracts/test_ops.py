@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.nn import functional
 
 from engine.ops.activation import Activation
 from engine.ops.base import HeadNorms, Norm, Ops
-from engine.ops.cpu.build import PACKAGED, build, supported_targets
-from engine.ops.cpu.library import load_kernels
 from engine.ops.cpu.ops import CpuOps
-from engine.ops.torch_ops import TorchOps
 from engine.quantization.int8 import quantize, round_inputs
 
-
-def _cpu(target_name: str) -> Ops:
-    target = next(target for target in supported_targets() if target.name == target_name)
-    build(target, PACKAGED)
-    kernels = load_kernels(target=target)
-    assert kernels is not None
-    kernels.set_threads(2)
-    return CpuOps(kernels)
-
-
-# Every kind of CPU that this one can stand for, not only the best.
-IMPLEMENTATIONS: dict[str, Callable[[], Ops]] = {"torch": TorchOps} | {
-    f"cpu {target.name}": lambda name=target.name: _cpu(name)  # type: ignore[misc]
-    for target in supported_targets()
-}
-CPU = [name for name in IMPLEMENTATIONS if name != "torch"]
 # (in, out): around the sizes of vectors, panels and blocks; the last is deeper than a block of the kernels.
 SHAPES = [(1, 1), (16, 32), (33, 31), (64, 259), (100, 65), (129, 96), (4100, 40)]
 ROWS = [1, 2, 5, 6, 7, 16, 193]
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def ops(request: pytest.FixtureRequest) -> Ops:
-    return IMPLEMENTATIONS[request.param]()
-
-
-@pytest.fixture(params=CPU)
-def cpu(request: pytest.FixtureRequest) -> Ops:
-    return IMPLEMENTATIONS[request.param]()
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -239,11 +208,10 @@ def test_int8_hides_nothing_that_is_no_number(ops: Ops, value: float, at: int) -
     assert finite[[0, 2]].all()
 
 
-def test_int8_bits_are_those_of_every_cpu() -> None:
+def test_int8_bits_are_those_of_every_cpu(every_cpu: list[Ops]) -> None:
     """Sums of integers are exact, so that only the order of the groups counts, and that is one."""
-    linears = [IMPLEMENTATIONS[name]() for name in CPU]
     stored, hidden = quantize(normal(100, 300)), normal(9, 300, seed=1)
-    results = [each.linear(hidden, each.pack(stored)) for each in linears]
+    results = [each.linear(hidden, each.pack(stored)) for each in every_cpu]
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], atol=1e-6, rtol=1e-6)
 

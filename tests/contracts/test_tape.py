@@ -8,19 +8,9 @@ import torch
 from engine.ops.activation import Activation
 from engine.ops.base import Norm, Ops, Tape
 from engine.quantization.int8 import quantize
-from tests.contracts.test_ops import CPU, IMPLEMENTATIONS, normal
+from tests.contracts.test_ops import normal
 
 HIDDEN, INNER = 96, 160
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def ops(request: pytest.FixtureRequest) -> Ops:
-    return IMPLEMENTATIONS[request.param]()
-
-
-@pytest.fixture(params=CPU)
-def cpu(request: pytest.FixtureRequest) -> Ops:
-    return IMPLEMENTATIONS[request.param]()
 
 
 class Halves:
