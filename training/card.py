@@ -25,6 +25,7 @@ class CardFacts:
         engine: dtype and quantization of the engine that wrote the answers.
         initial: the head that training began with; "" for none.
         draft_vocab_size: tokens that the head can guess.
+        tied: whether its LM head is the target's.
         step: steps that are done.
         seconds: of training by the wall, without the writing of answers.
     """
@@ -38,6 +39,7 @@ class CardFacts:
     engine: str
     initial: str
     draft_vocab_size: int
+    tied: bool
     step: int
     seconds: float
 
@@ -54,10 +56,11 @@ def model_card(facts: CardFacts, config: TrainingConfig, acceptance: Acceptance)
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     kinds = ", ".join(f"{kind} {tokens:.2f}" for kind, tokens in acceptance.by_kind.items())
     began = f"went on from {facts.initial}" if facts.initial else "began with the target's LM head"
+    tied = " and no LM head of its own: it is the target's embedding, of which it has these rows"
     drafts = (
         f"Drafts for {facts.target} and for no other model. The weights are bf16, in the layout of the "
         f"EAGLE-3 authors' checkpoints (https://arxiv.org/abs/2503.01840), with {facts.draft_vocab_size} "
-        "tokens in the draft vocabulary."
+        f"tokens in the draft vocabulary{tied if facts.tied else ''}."
     )
     data = (
         f"{facts.data} The target answered them by itself ({facts.engine}), at most {facts.max_new_tokens} "

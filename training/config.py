@@ -24,6 +24,8 @@ class TrainingConfig:
         warm_up: steps in which the learning rates rise.
         cool_down: share of the training, at its end, in which they fall to 0.
         draft_vocab_size: tokens that the head can guess.
+        tied: whether its LM head is the target's, not trained and not stored; None: where that is the
+            target's embedding.
         measure_every: steps between two measurements of acceptance.
         held_out: answers to measure on.
         num_guesses: guesses of a chain when acceptance is measured.
@@ -43,7 +45,8 @@ class TrainingConfig:
     clip: float = 0.5
     warm_up: int = 15
     cool_down: float = 0.35
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int = 16384
+    tied: bool | None = None
     measure_every: int = 50
     held_out: int = 64
     num_guesses: int = 5

@@ -19,6 +19,7 @@ from training.answers import save_whole
 from training.head import Eagle3Head, HeadConfig
 from training.target import TargetWeights, feature_layers
 
+_LM_HEAD = "lm_head.weight"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _OF_TARGET = (
     "vocab_size",
@@ -42,7 +43,7 @@ def export_head(head: Eagle3Head, token_ids: torch.Tensor, model_dir: Path, fold
     """Writes a head in bf16.
 
     Args:
-        head: the head; its factors on features become part of `fc`.
+        head: the head; its factors on features become part of `fc`, and a tied LM head is left out.
         token_ids: [Vd] int64, the target's ids of its draft vocabulary, ascending.
         model_dir: the target, of whose config.json the head's is made.
         folder: where to; made where it is not there.
@@ -53,6 +54,8 @@ def export_head(head: Eagle3Head, token_ids: torch.Tensor, model_dir: Path, fold
     assert isinstance(vocab_size, int)
     weights = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
     weights["fc.weight"] = weights["fc.weight"] * weights.pop("feature_scale")
+    if head.config.tied:
+        del weights[_LM_HEAD]
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     token_ids = token_ids.cpu()
     tensors["d2t"] = token_ids - torch.arange(len(token_ids))
@@ -70,7 +73,7 @@ def export_head(head: Eagle3Head, token_ids: torch.Tensor, model_dir: Path, fold
         _LAYER_IDS: list(feature_layers(num_layers)),
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": head.config.tied,
         "torch_dtype": "bfloat16",
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
@@ -105,8 +108,11 @@ def import_head(folder: Path, target: TargetWeights, scale: torch.Tensor) -> tup
         raise CheckpointError(f"{path}: weight 'd2t' is missing")
     tensors.pop("t2d", None)
     token_ids = offsets + torch.arange(len(offsets))
-    head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(token_ids)))
+    tied = _LM_HEAD not in tensors
+    head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(token_ids), tied))
     state = {name: tensor.float() for name, tensor in tensors.items()}
+    if tied:
+        state[_LM_HEAD] = target.lm_head.index_select(0, token_ids)
     state["feature_scale"] = scale
     try:
         state["fc.weight"] = state["fc.weight"] / scale

@@ -27,6 +27,7 @@ class HeadConfig:
         head_dim: of a head.
         num_features: layers of the target that it reads.
         draft_vocab_size: tokens that it can guess.
+        tied: whether its LM head is the target's embedding, which is not trained.
         rms_norm_eps: of its norms.
         rope: its rotary embedding, of whole heads.
     """
@@ -38,11 +39,12 @@ class HeadConfig:
     head_dim: int
     num_features: int
     draft_vocab_size: int
+    tied: bool
     rms_norm_eps: float
     rope: Rope
 
     @classmethod
-    def like(cls, target: ModelConfig, num_features: int, draft_vocab_size: int) -> HeadConfig:
+    def like(cls, target: ModelConfig, num_features: int, draft_vocab_size: int, tied: bool) -> HeadConfig:
         """A head of its target's sizes."""
         return cls(
             target.hidden_size,
@@ -52,6 +54,7 @@ class HeadConfig:
             target.head_dim,
             num_features,
             draft_vocab_size,
+            tied,
             target.rms_norm_eps,
             target.ropes[0],
         )
@@ -131,6 +134,7 @@ class Eagle3Head(nn.Module):
         self.midlayer = _Layer(config)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.lm_head.weight.requires_grad_(not config.tied)
         scale = torch.ones(config.num_features * config.hidden_size)
         self.register_buffer("feature_scale", scale)
         self.register_buffer("_frequencies", inverse_frequencies(config.rope), persistent=False)

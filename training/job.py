@@ -138,6 +138,7 @@ def _facts(job: Job, trainer: Trainer) -> CardFacts:
         engine=f"{generation.dtype}{quantized}",
         initial=job.initial.name if job.initial else "",
         draft_vocab_size=len(trainer.token_ids),
+        tied=trainer.head.config.tied,
         step=trainer.step,
         seconds=trainer.seconds,
     )

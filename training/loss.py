@@ -26,9 +26,8 @@ class _LmHeadLoss(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         dtype = product_dtype(hidden.device.type)
         low, matrix = hidden.to(dtype), weight.to(dtype)
-        needed = ctx.needs_input_grad[0]
-        hidden_grad = torch.empty_like(hidden) if needed else None
-        weight_grad = torch.zeros_like(matrix) if needed else None
+        hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        weight_grad = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
         losses, best, overlaps = [], [], []
         for start in range(0, len(hidden), _ROWS):
             part = slice(start, start + _ROWS)
@@ -43,9 +42,12 @@ class _LmHeadLoss(torch.autograd.Function):
             losses.append(((size.log() + top) * mass)[:, 0] - hoped)
             guess.div_(size)
             overlaps.append(torch.minimum(guess, wanted).sum(dim=1))
-            if hidden_grad is not None and weight_grad is not None:
-                slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).to(dtype)
+            if hidden_grad is None and weight_grad is None:
+                continue
+            slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).to(dtype)
+            if hidden_grad is not None:
                 hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
+            if weight_grad is not None:
                 weight_grad.addmm_(slope.t(), low[part])
         ctx.gradients = (hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype))
         loss = (torch.cat(losses) * row_weights).sum()
@@ -56,7 +58,10 @@ class _LmHeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         hidden_grad, weight_grad = ctx.gradients
-        return hidden_grad * grads[0], weight_grad * grads[0], None, None, None
+        scaled = [
+            None if gradient is None else gradient * grads[0] for gradient in (hidden_grad, weight_grad)
+        ]
+        return *scaled, None, None, None
 
 
 def lm_head_loss(

@@ -23,7 +23,7 @@ class HeadOptimizer:
 
     def __init__(self, head: Eagle3Head, config: TrainingConfig) -> None:
         self._clip = config.clip
-        self._parameters = list(head.parameters())
+        self._parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
         matrices = [*head.fc.parameters(), *(p for p in head.midlayer.parameters() if p.dim() == 2)]
         apart = {id(parameter) for parameter in matrices}
         others = [parameter for parameter in self._parameters if id(parameter) not in apart]

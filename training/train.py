@@ -62,7 +62,7 @@ class Trainer:
         initial: folder of an exported head to begin with; None for a new one.
 
     Raises:
-        ValueError: too few shards.
+        ValueError: too few shards, or a tied head for a target whose LM head is not its embedding.
         CheckpointError: the initial head cannot be trained on.
     """
 
@@ -82,11 +82,14 @@ class Trainer:
         self._answers = Answers(others)
         apart = Answers([held_out])
         self.held_out: list[Answer] = [apart.read(i) for i in range(min(config.held_out, len(apart)))]
+        tied = target.config.tie_word_embeddings if config.tied is None else config.tied
+        if tied and not target.config.tie_word_embeddings:
+            raise ValueError("the target's LM head is not its embedding: no head can be tied to it")
         state = load_state(folder)
         if state is not None:
             self.token_ids = state.token_ids
             layers = feature_layers(target.config.num_layers)
-            self.head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(state.token_ids)))
+            self.head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(state.token_ids), tied))
             self.head.load_state_dict(state.head)
         else:
             scale = feature_scale(self._answers, _SCALE_ANSWERS)
@@ -95,9 +98,9 @@ class Trainer:
             self.token_ids = choose_vocabulary(texts, vocab, min(config.draft_vocab_size, vocab), eos)
             if initial is not None:
                 head, known = import_head(initial, target, scale)
-                self.head = with_vocabulary(head, known, self.token_ids, target)
+                self.head = with_vocabulary(head, known, self.token_ids, target, tied)
             else:
-                self.head = new_head(target, self.token_ids, scale, config.seed)
+                self.head = new_head(target, self.token_ids, scale, config.seed, tied)
         self.head.to(config.device)
         self._teacher = Teacher(target, self.token_ids, config.device)
         self._optimizer = HeadOptimizer(self.head, config)

@@ -71,7 +71,16 @@ def train_draft(
     ] = 5,
     draft_vocab: Annotated[
         int, typer.Option(min=1, help="Tokens that the head can guess.", rich_help_panel=_LENGTH)
-    ] = 8192,
+    ] = 16384,
+    tied: Annotated[
+        bool | None,
+        typer.Option(
+            "--tied/--own-lm-head",
+            help="Guess with the LM head of the model, or train one. Default: of the model, if tied.",
+            show_default=False,
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
     init: Annotated[
         Path | None,
         typer.Option(
@@ -133,6 +142,7 @@ def train_draft(
                     matrix_rate=learning_rate,
                     rate=_OTHERS * learning_rate,
                     draft_vocab_size=draft_vocab,
+                    tied=tied,
                     measure_every=measure_every,
                     seed=seed,
                     device=device,

@@ -44,15 +44,25 @@ def _predictable(model_dir: Path) -> Path:
         if "o_proj" in name or "down_proj" in name:
             tensor *= 0.01
     tensors["model.norm.weight"] *= 4
-    tensors["lm_head.weight"][24:] = 0
+    if "lm_head.weight" in tensors:
+        tensors["lm_head.weight"][24:] = 0
     save_file(tensors, path, {"format": "pt"})
     return model_dir
 
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    folder = tmp_path_factory.mktemp("written")
-    model_dir = _predictable(tiny_llama(folder / "model", layers=8, tie=False))
+    return _write(tmp_path_factory.mktemp("written"), tie=False)
+
+
+@pytest.fixture(scope="session")
+def written_tied(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Of a target whose LM head is its embedding."""
+    return _write(tmp_path_factory.mktemp("written_tied"), tie=True)
+
+
+def _write(folder: Path, tie: bool) -> Written:
+    model_dir = _predictable(tiny_llama(folder / "model", layers=8, tie=tie))
     answers = folder / "answers"
     answers.mkdir()
     config = GenerationConfig(

@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from engine.models.errors import CheckpointError
+from engine.models.loader import load_model
+from engine.speculation.eagle.config import Generation
+from engine.speculation.eagle.loading import load_head
 from tests.training.conftest import Written
 from training.answers import AnswerShard
 from training.config import TrainingConfig
@@ -144,3 +147,38 @@ def test_a_training_by_the_clock_ends_by_it(written: Written, tmp_path: Path) ->
     assert trainer.is_done
     assert told[-1].done == 1.0
     assert all(progress.done < 1.0 for progress in told[:-1])
+
+
+def test_a_tied_head_guesses_with_the_embedding_and_stores_none(
+    written_tied: Written, tmp_path: Path
+) -> None:
+    target, model_dir = written_tied.target, written_tied.model_dir
+    trainer = _trainer(written_tied, tmp_path / "work", replace(CONFIG, steps=20))
+    before = trainer.measure()
+    after = trainer.run(lambda progress: None)
+    assert after.loss < before.loss
+    rows = target.embedding.index_select(0, trainer.token_ids)
+    assert torch.equal(trainer.head.lm_head.weight, rows)
+    export_head(trainer.head, trainer.token_ids, model_dir, tmp_path / "head")
+    assert "lm_head.weight" not in load_file(tmp_path / "head/model.safetensors")
+    assert json.loads((tmp_path / "head/config.json").read_text())["tie_word_embeddings"] is True
+    again, token_ids = import_head(tmp_path / "head", target, torch.ones_like(trainer.head.feature_scale))
+    assert again.config.tied
+    assert torch.equal(again.lm_head.weight, rows)
+    head = load_head(
+        tmp_path / "head", Generation.THREE, load_model(model_dir, ops="torch"), attention_backend="sdpa"
+    )
+    outputs = torch.randn(3, target.config.hidden_size, generator=torch.manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(head.logits(outputs), again.lm_head(again.norm(outputs)))
+    assert torch.equal(head.to_target(torch.arange(200)), token_ids)
+    # It may be trained on with an LM head of its own.
+    own = _trainer(written_tied, tmp_path / "own", replace(CONFIG, tied=False), tmp_path / "head")
+    assert own.head.lm_head.weight.requires_grad
+    torch.testing.assert_close(own.head.lm_head.weight, rows, rtol=1e-3, atol=1e-3)
+
+
+def test_no_head_is_tied_to_an_lm_head_of_its_own(written: Written, tmp_path: Path) -> None:
+    assert not _trainer(written, tmp_path, CONFIG).head.config.tied
+    with pytest.raises(ValueError, match="LM head is not its embedding"):
+        _trainer(written, tmp_path, replace(CONFIG, tied=True))

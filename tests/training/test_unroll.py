@@ -18,7 +18,7 @@ from training.unroll import unroll
 def _random_head(written: Written) -> Eagle3Head:
     torch.manual_seed(1)
     config = written.target.config
-    head = Eagle3Head(HeadConfig.like(config, len(feature_layers(config.num_layers)), 40))
+    head = Eagle3Head(HeadConfig.like(config, len(feature_layers(config.num_layers)), 40, tied=False))
     for parameter in head.parameters():
         nn.init.normal_(parameter, 0.0, 0.2)
     return head

@@ -46,6 +46,7 @@ class EagleConfig:
         target_hidden_size: H of the model.
         target_vocab_size: V of the model.
         draft_vocab_size: tokens that it can draft.
+        tied: whether its LM head may be missing: then it is the embeddings of the tokens that it can draft.
         fuse_bias: whether `fc` has a bias.
         norm_before_fuse: whether the concatenated features are normed as one before `fc`.
         norm_each_feature: whether each of them is.
@@ -59,6 +60,7 @@ class EagleConfig:
     target_hidden_size: int
     target_vocab_size: int
     draft_vocab_size: int
+    tied: bool
     fuse_bias: bool
     norm_before_fuse: bool = False
     norm_each_feature: bool = False
@@ -110,6 +112,7 @@ def _first_generation(raw: RawConfig, target: ModelConfig, context_length: int) 
         target_hidden_size=layers.hidden_size,
         target_vocab_size=layers.vocab_size,
         draft_vocab_size=layers.vocab_size,
+        tied=False,
         fuse_bias=boolean(raw, "bias", True),
     )
 
@@ -188,6 +191,7 @@ def _of_three(
         target_hidden_size=positive_int(raw, "target_hidden_size", layers.hidden_size),
         target_vocab_size=layers.vocab_size,
         draft_vocab_size=positive_int(raw, "draft_vocab_size", layers.vocab_size),
+        tied=boolean(raw, "tie_word_embeddings", False),
         fuse_bias=False,
         norm_before_fuse=boolean(norms, "norm_before_fc", False),
         norm_each_feature=boolean(norms, "fc_norm", False),

@@ -112,7 +112,8 @@ def _expected(config: EagleConfig) -> Shapes:
     if not first:
         shapes[f"layers.0.{_HIDDEN_NORM}.weight"] = (hidden,)
         shapes[f"{_NORM}.weight"] = (hidden,)
-        shapes[_LM_HEAD] = (config.draft_vocab_size, hidden)
+        if not config.tied:
+            shapes[_LM_HEAD] = (config.draft_vocab_size, hidden)
         if config.draft_vocab_size != config.target_vocab_size:
             shapes[_TO_TARGET] = (config.draft_vocab_size,)
         if hidden != config.target_hidden_size:
@@ -149,6 +150,8 @@ def _optional(config: EagleConfig) -> Shapes:
     """What may be there too."""
     shapes: Shapes = {_EMBEDDING: (config.target_vocab_size, config.layers.hidden_size)}
     if config.generation is not Generation.ONE:
+        # Some heads say that they are tied and have an LM head nevertheless, which they were trained with.
+        shapes[_LM_HEAD] = (config.draft_vocab_size, config.layers.hidden_size)
         shapes[_TO_TARGET] = (config.draft_vocab_size,)
         shapes[_IN_DRAFT] = (config.target_vocab_size,)
     return shapes
@@ -193,17 +196,25 @@ class _Assembly:
         """All of them."""
         config = self.config
         first = config.generation is Generation.ONE
+        embedding = self._plain(_EMBEDDING) if _EMBEDDING in self.tensors else self.shared.embedding
+        target_ids = self._target_ids()
         return EagleWeights(
-            embedding=self._plain(_EMBEDDING) if _EMBEDDING in self.tensors else self.shared.embedding,
+            embedding=embedding,
             feature_norms=self._feature_norms(),
             fuse=self._linear((_FUSE,), config.fuse_bias),
             token_norm=None if first else self._norm(f"layers.0.{INPUT_NORM}"),
             hidden_norm=None if first else self._norm(f"layers.0.{_HIDDEN_NORM}"),
             layers=tuple(self._layer(layer) for layer in range(config.layers.num_layers)),
             final_norm=None if first else self._norm(_NORM),
-            lm_head=self.shared.lm_head if first else self._linear(("lm_head",), False),
-            target_ids=self._target_ids(),
+            lm_head=self.shared.lm_head if first else self._lm_head(embedding, target_ids),
+            target_ids=target_ids,
         )
+
+    def _lm_head(self, embedding: torch.Tensor, target_ids: torch.Tensor | None) -> Linear:
+        if _LM_HEAD in self.tensors:
+            return self._linear(("lm_head",), False)
+        rows = embedding if target_ids is None else embedding.index_select(0, target_ids)
+        return self.shared.ops.pack(self.store(rows))
 
     def _feature_norms(self) -> tuple[Norm, ...]:
         if self.config.norm_each_feature:

@@ -158,6 +158,22 @@ def test_layouts_hold_the_same_head(target: DraftedLM, tmp_path: Path, middle: s
     torch.testing.assert_close(head.logits(outputs), wanted)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_tied_head_without_an_lm_head_has_the_embedding(
+    target: DraftedLM, tmp_path: Path, own: bool
+) -> None:
+    shape = HeadShape(target.config, draft_vocab=77)
+    tensors = make_eagle3(shape)
+    rows = tensors["lm_head.weight"] if own else target.shared().embedding[tensors["t2d"]]
+    if not own:
+        del tensors["lm_head.weight"]
+    write_head(tmp_path, {**flat_config(shape), "tie_word_embeddings": True}, tensors)
+    head = load_head(tmp_path, Generation.THREE, target, attention_backend="sdpa")
+    outputs = torch.randn(3, 64)
+    scale = torch.rsqrt(outputs.pow(2).mean(-1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(head.logits(outputs), (outputs * scale * tensors["norm.weight"]) @ rows.T)
+
+
 def test_first_generation_may_have_no_bias(target: DraftedLM, tmp_path: Path) -> None:
     shape = HeadShape(target.config)
     write_head(tmp_path, {**layers_config(shape), "bias": False}, make_eagle1(shape, bias=False))
