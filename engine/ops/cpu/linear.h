@@ -137,8 +137,9 @@ struct Ahead {
 // the pass is the only one, two each where two or three are, else one each of the first four. Memory works while
 // registers do, and has no more to do at a time than it must.
 constexpr long FETCHING = 4;
-inline Ahead ahead_of_pair(const char* next, long lines, long depth, long pass, long passes) {
-  long share = passes == 1 ? FETCHING : passes < FETCHING ? 2 : 1, part = pass * share;
+inline long fetched_by_each(long passes) { return passes == 1 ? FETCHING : passes < FETCHING ? 2 : 1; }
+inline Ahead ahead_of_pair(const char* next, long lines, long depth, long pass, long share) {
+  long part = pass * share;
   if (part >= FETCHING) return {nullptr, 0};
   return {next + part / 2 * lines * LINE + part % 2 * depth * 64, share * 64 * STRIP / PAIR};
 }
@@ -198,7 +199,8 @@ template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w,
   long in = inputs.in;
   linear(inputs.rows, in * 4, in * LINE, epilogue, [&](long first, long count, long panel, long panels, float* c) {
     auto fetch = [&](const char* next, long depth, long pass, long passes) {
-      return ahead_of_pair(next, in, depth, pass, passes);
+      // What so few rows leave the hardware foresees.
+      return ahead_of_pair(next, in, depth, pass, count <= 2 ? 1 : fetched_by_each(passes));
     };
     passes_over(first, count, (const char*)w, in, panel, panels, c, count <= MR ? in : K_BLOCK, fetch, epilogue,
                 [&](const Pass& p) {

@@ -179,7 +179,7 @@ template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* 
   linear(rows, padded * sizeof(Input), lines * LINE, epilogue,
          [&](long first, long count, long panel, long panels, float* c) {
            auto fetch = [&](const char* next, long depth, long pass, long passes) {
-             return ahead_of_pair(next, lines, depth, pass, passes);
+             return ahead_of_pair(next, lines, depth, pass, fetched_by_each(passes));
            };
            auto products = [&](const Pass& p) {
              Quantised part{a.q + p.row * padded, a.scales + p.row * groups, a.zeros + p.row * groups, groups};
