@@ -133,13 +133,15 @@ struct Ahead {
   long pace;       // bytes for each strip and line of a panel
 };
 
-// The first passes over a pair of panels also fetch the next pair, of which each line has 4 times 64 bytes, 64 for each
-// line: memory works while registers do, and never has so much to do that they wait. What is left of few passes the
-// hardware foresees.
+// The passes over a pair of panels also fetch the next pair, of which each line has 4 times 64 bytes: all of them where
+// the pass is the only one, two each where two or three are, else one each of the first four. Memory works while
+// registers do, and has no more to do at a time than it must.
 constexpr long FETCHING = 4;
-inline Ahead ahead_of_pair(const char* next, long lines, long depth, long pass) {
-  if (pass >= FETCHING) return {nullptr, 0};
-  return {next + pass / 2 * lines * LINE + pass % 2 * depth * 64, 64 * STRIP / PAIR};
+inline long fetched_by_each(long passes) { return passes == 1 ? FETCHING : passes < FETCHING ? 2 : 1; }
+inline Ahead ahead_of_pair(const char* next, long lines, long depth, long pass, long share) {
+  long part = pass * share;
+  if (part >= FETCHING) return {nullptr, 0};
+  return {next + part / 2 * lines * LINE + part % 2 * depth * 64, share * 64 * STRIP / PAIR};
 }
 
 // What follows a block of a single panel is the next block. The strips over it, at most so many, fetch equal parts.
@@ -168,7 +170,7 @@ struct Pass {
 };
 
 // Takes `count` rows over `panels` panels of `lines` lines each: over narrow blocks or, where registers hold more or
-// rows are many, over `block` lines of all panels. fetch(next, depth, pass) says what passes over such fetch.
+// rows are many, over `block` lines of all panels. fetch(next, depth, pass, passes) says what passes over such fetch.
 template <class Epilogue, class Fetch, class Fn>
 void passes_over(long first, long count, const char* w, long lines, long panel, long panels, float* c, long block,
                  const Fetch& fetch, const Epilogue& epilogue, const Fn& fn) {
@@ -184,7 +186,7 @@ void passes_over(long first, long count, const char* w, long lines, long panel, 
       const char* next = at + (line + depth < lines ? line + depth : wide * lines) * LINE;
       for (long pass = 0; pass < passes; ++pass) {
         long row = count * pass / passes, taken = count * (pass + 1) / passes - row;
-        Ahead ahead = narrow ? ahead_of_block(next, depth, pass, passes, count) : fetch(next, depth, pass);
+        Ahead ahead = narrow ? ahead_of_block(next, depth, pass, passes, count) : fetch(next, depth, pass, passes);
         float* sums = c + (kept ? row : 0) * PAIR;
         fn(Pass{first + row, taken, at, wide, line, depth, sums + p * PANEL, line > 0, ahead});
         if (line + depth == lines && p + wide == panels) epilogue(sums, first + row, taken, panel, panels);
@@ -196,7 +198,10 @@ template <class Epilogue> void linear_fp32(const Inputs& inputs, const float* w,
   const float* x = inputs.normed();
   long in = inputs.in;
   linear(inputs.rows, in * 4, in * LINE, epilogue, [&](long first, long count, long panel, long panels, float* c) {
-    auto fetch = [&](const char* next, long depth, long pass) { return ahead_of_pair(next, in, depth, pass); };
+    auto fetch = [&](const char* next, long depth, long pass, long passes) {
+      // What so few rows leave the hardware foresees.
+      return ahead_of_pair(next, in, depth, pass, count <= 2 ? 1 : fetched_by_each(passes));
+    };
     passes_over(first, count, (const char*)w, in, panel, panels, c, count <= MR ? in : K_BLOCK, fetch, epilogue,
                 [&](const Pass& p) {
                   product({x + p.row * in + p.line, in, (const float*)(p.panel + p.line * LINE), PANEL, in * PANEL,

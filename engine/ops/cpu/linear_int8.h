@@ -158,7 +158,8 @@ template <int N, int M> void strips_int8(const Quantised& a, const Pass& p, long
     if (width - at < N * W) rows_int8<PANEL / W < N ? PANEL / W : N, 0, M>(a, p, b, panel, c, nullptr);
     else if (!next) rows_int8<N, 0, M>(a, p, b, panel, c, nullptr);
     else if (p.ahead.pace <= 64) rows_int8<N, 1, M>(a, p, b, panel, c, next);
-    else rows_int8<N, STRIP < PAIR ? 2 : 4, M>(a, p, b, panel, c, next);
+    else if (STRIP < PAIR || p.ahead.pace <= 128) rows_int8<N, 2, M>(a, p, b, panel, c, next);
+    else rows_int8<N, 4, M>(a, p, b, panel, c, next);
     if (next) next += p.lines * p.ahead.pace;
   }
 }
@@ -177,9 +178,8 @@ template <class Epilogue> void linear_int8(const Inputs& inputs, const uint8_t* 
   long lines = padded / 4;
   linear(rows, padded * sizeof(Input), lines * LINE, epilogue,
          [&](long first, long count, long panel, long panels, float* c) {
-           auto fetch = [&](const char* next, long depth, long pass) -> Ahead {
-             // A single pass is over sooner than the hardware foresees anything.
-             return count <= MR ? Ahead{next, 4 * 64} : ahead_of_pair(next, lines, depth, pass);
+           auto fetch = [&](const char* next, long depth, long pass, long passes) {
+             return ahead_of_pair(next, lines, depth, pass, fetched_by_each(passes));
            };
            auto products = [&](const Pass& p) {
              Quantised part{a.q + p.row * padded, a.scales + p.row * groups, a.zeros + p.row * groups, groups};

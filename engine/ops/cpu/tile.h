@@ -90,7 +90,8 @@ template <bool BF16, int N, int M> void strips(const Tile& t, long rows, long co
       columns_of<BF16, N, M>(t, b, c, rows, vectors);
       continue;
     }
-    if (t.pace > 64) rows_of<BF16, N, 2, M>(t, b, c, next, rows);
+    if (t.pace > 128) rows_of<BF16, N, 4, M>(t, b, c, next, rows);
+    else if (t.pace > 64) rows_of<BF16, N, 2, M>(t, b, c, next, rows);
     else rows_of<BF16, N, 1, M>(t, b, c, next, rows);
     next += t.k * t.pace;
   }
