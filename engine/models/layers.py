@@ -32,18 +32,32 @@ class FeedForwardWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """What query, key and value also are of: the normed embeddings of the tokens.
+
+    Attributes:
+        norm: over embeddings.
+        qkv: H to Q + 2 K.
+    """
+
+    norm: Norm
+    qkv: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. H hidden, Q heads * head_dim, K kv_heads * head_dim.
 
     Attributes:
-        input_norm: over H; None where query, key and value are computed of other inputs.
-        qkv: H to Q + 2 K, or from what the other inputs have.
+        input_norm: over H; None where there is none.
+        qkv: H to Q + 2 K.
         head_norms: over single query and key heads; None where the family has none.
         output: Q to H.
         attention_post_norm: of attention's result, over H; None where the family has none.
         feed_forward_norm: over H.
         feed_forward: of the layer, or its experts.
         feed_forward_post_norm: of the feed-forward's result, over H; None where the family has none.
+        embedding_input: of the first layer of an EAGLE-3 head; None where there is none.
     """
 
     input_norm: Norm | None
@@ -54,6 +68,7 @@ class LayerWeights:
     feed_forward_norm: Norm
     feed_forward: FeedForwardWeights | ExpertsWeights
     feed_forward_post_norm: Norm | None
+    embedding_input: EmbeddingInput | None = None
 
 
 Angles = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -61,33 +76,52 @@ Angles = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LayerRunner:
-    """Computes layers, and their halves. `config` tells of heads and activation."""
+    """Computes layers, and their halves.
 
-    def __init__(self, config: ModelConfig, ops: Ops, attention: AttentionBackend) -> None:
+    Args:
+        config: tells of heads and activation.
+        ops: computes.
+        attention: of these layers.
+        first_layer: layers of the pool before those that are run.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, attention: AttentionBackend, first_layer: int = 0
+    ) -> None:
         self._config = config
         self._ops = ops
         self._attention = attention
+        self._first_layer = first_layer
         self._tape = ops.tape()
 
     def run(
-        self, layers: Sequence[LayerWeights], start: int, end: int, hidden: torch.Tensor, angles: Angles
+        self,
+        layers: Sequence[LayerWeights],
+        start: int,
+        end: int,
+        hidden: torch.Tensor,
+        angles: Angles,
+        embedded: torch.Tensor | None = None,
     ) -> None:
         """Takes `hidden`, [T, H], through layers [start, end) of the model's, always the same ones, in place.
 
-        Quickest where `hidden` and the angles lie where they lay in an earlier call, with as many rows.
+        Quickest where the tensors lie where they lay in an earlier call, with as many rows. `embedded`,
+        [T, H], is for layers that have an `embedding_input`.
         """
 
         def compute() -> None:
             for index in range(start, end):
-                self.attend(index, layers[index], hidden, *angles[index])
+                self.attend(index, layers[index], hidden, *angles[index], embedded)
                 self.feed_forward(layers[index], hidden)
 
         # Which experts run depends on what is computed.
         if any(isinstance(layer.feed_forward, ExpertsWeights) for layer in layers[start:end]):
             compute()
             return
-        distinct = dict.fromkeys(chain.from_iterable(angles[start:end]))
-        self._tape.play((start, end), (hidden, *distinct), compute)
+        read = dict.fromkeys(chain.from_iterable(angles[start:end]))
+        if embedded is not None:
+            read[embedded] = None
+        self._tape.play((start, end), (hidden, *read), compute)
 
     def attend(
         self,
@@ -96,19 +130,19 @@ class LayerRunner:
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        inputs: torch.Tensor | None = None,
+        embedded: torch.Tensor | None = None,
     ) -> None:
-        """Adds the layer's attention to `hidden`, [T, H].
-
-        Query, key and value are computed of `inputs` where they are given, else of the normed `hidden`.
-        """
+        """Adds the attention of layer `index` to `hidden`, [T, H]; `embedded` is as in `run`."""
         config, ops = self._config, self._ops
-        qkv = ops.linear(hidden if inputs is None else inputs, layer.qkv, norm=layer.input_norm)
+        qkv = ops.linear(hidden, layer.qkv, norm=layer.input_norm)
+        if layer.embedding_input is not None:
+            assert embedded is not None
+            ops.linear(embedded, layer.embedding_input.qkv, norm=layer.embedding_input.norm, residual=qkv)
         heads = qkv.view(hidden.shape[0], -1, config.head_dim)
         ops.rotate(heads, cos, sin, config.num_heads, config.num_kv_heads, layer.head_norms)
         keys_at, values_at = config.num_heads, config.num_heads + config.num_kv_heads
         attended = self._attention.attend(
-            index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
+            self._first_layer + index, heads[:, :keys_at], heads[:, keys_at:values_at], heads[:, values_at:]
         )
         self._project(attended, layer.output, layer.attention_post_norm, hidden)
 

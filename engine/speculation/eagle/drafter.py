@@ -241,7 +241,8 @@ class EagleDrafter:
 
     def _write(self, spans: list[Span], states: list[EagleState], features: torch.Tensor) -> None:
         batch = make_batch(spans, self._block_size, self._kv.device)
-        outputs = self._head.forward(batch, self._head.fuse(features), self._kv)
+        # Kept beyond the next call.
+        outputs = self._head.forward(batch, self._head.fuse(features), self._kv).clone()
         for state, output in zip(states, outputs, strict=True):
             state.output = output
 

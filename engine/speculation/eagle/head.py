@@ -19,6 +19,7 @@ from engine.models.config import ModelConfig
 from engine.models.layer_groups import layers_per_block
 from engine.models.layers import LayerRunner
 from engine.models.rotary import Rotary
+from engine.ops.buffers import Buffers
 from engine.speculation.eagle.config import EagleConfig, Generation
 from engine.speculation.eagle.weights import EagleWeights
 
@@ -54,11 +55,14 @@ class EagleHead:
         windows = (groups[0].window,) * (self.first_layer + config.layers.num_layers)
         placed = replace(config.layers, num_layers=len(windows), windows=windows)
         self._attention = create_backend(attention_backend, placed, shared.ops)
-        self._layers = LayerRunner(config.layers, shared.ops, self._attention)
-        self._rotary = Rotary(config.layers.ropes, weights.embedding.device)
+        self._layers = LayerRunner(config.layers, shared.ops, self._attention, self.first_layer)
+        embedding = weights.embedding
+        self._rotary = Rotary(config.layers.ropes, embedding.device)
+        self._streams = Buffers(embedding.dtype, embedding.device)
+        self._embedded = Buffers(embedding.dtype, embedding.device)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """What an entry reads of the model's features [T, points' width]: [T, H], in memory of its own."""
+        """What an entry reads of the model's features [T, points' width]: [T, H], for `forward`."""
         if self.config.generation is Generation.ONE:
             return features
         norms = self._weights.feature_norms
@@ -66,41 +70,44 @@ class EagleHead:
             parts = features.chunk(len(norms), dim=-1)
             normed = [self._ops.rms_norm(part, norm) for part, norm in zip(parts, norms, strict=True)]
             features = torch.cat(normed, dim=-1)
-        return self._ops.linear(features, self._weights.fuse).clone()
+        return self._ops.linear(features, self._weights.fuse)
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Writes the entries' KV.
 
         Args:
             batch: tokens and places of the entries.
-            hidden: [T, H], fused features or outputs of earlier entries; left as it is.
+            hidden: [T, H], fused features or outputs of earlier entries.
             kv: the pool.
 
         Returns:
             [R, H] for the batch's `logits_rows`: what `logits` takes, and what a following entry reads in
-            place of a feature.
+            place of a feature. The next call overwrites it, unless it is given it.
         """
-        weights, ops = self._weights, self._ops
-        tokens = weights.embedding.index_select(0, batch.token_ids)
-        inputs: torch.Tensor
-        if weights.token_norm is None or weights.hidden_norm is None:
-            inputs = stream = ops.linear(torch.cat((tokens, hidden), dim=-1), weights.fuse).clone()
-        else:
-            normed = ops.rms_norm(hidden, weights.hidden_norm)
-            inputs = torch.cat((ops.rms_norm(tokens, weights.token_norm), normed), dim=-1)
-            stream = normed if self.config.norm_before_residual else hidden.clone()
+        weights, count = self._weights, self.config.layers.num_layers
+        stream, embedded = self._inputs(batch.token_ids, hidden)
         angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
-        for index, layer in enumerate(weights.layers):
-            place = self.first_layer + index
-            self._layers.attend(place, layer, stream, *angles[index], inputs=None if index else inputs)
-            self._layers.feed_forward(layer, stream)
+        self._layers.run(weights.layers, 0, count, stream, angles, embedded)
         # One row of each sequence: where there are as many as tokens they are all of them.
         whole = len(batch.logits_rows) == len(stream)
         outputs = stream if whole else stream.index_select(0, batch.logits_rows)
         if self.config.norm_output and weights.final_norm is not None:
-            return ops.rms_norm(outputs, weights.final_norm)
+            return self._ops.rms_norm(outputs, weights.final_norm)
         return outputs
+
+    def _inputs(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream and the tokens' embeddings, each [T, H], where they lay before."""
+        weights, ops = self._weights, self._ops
+        stream, _ = self._streams.get(*hidden.shape)
+        embedded, _ = self._embedded.get(*hidden.shape)
+        torch.index_select(weights.embedding, 0, token_ids, out=embedded)
+        if self.config.generation is Generation.ONE:
+            hidden = ops.linear(torch.cat((embedded, hidden), dim=-1), weights.fuse)
+        elif weights.stream_norm is not None:
+            hidden = ops.rms_norm(hidden, weights.stream_norm)
+        stream.copy_(hidden)
+        return stream, embedded
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits of the token after each entry, [R, draft vocabulary] fp32, from outputs [R, H]."""

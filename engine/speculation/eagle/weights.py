@@ -12,7 +12,7 @@ import torch
 from engine.models.base import SharedParts
 from engine.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from engine.models.errors import CheckpointError
-from engine.models.layers import FeedForwardWeights, LayerWeights
+from engine.models.layers import EmbeddingInput, FeedForwardWeights, LayerWeights
 from engine.models.weights import DOWN, INPUT_NORM, KEY_NORM, OUTPUT, QUERY_NORM, Shapes
 from engine.ops.base import HeadNorms, Linear, Norm
 from engine.quantization.int8 import Int8Weight
@@ -40,9 +40,9 @@ class EagleWeights:
         embedding: [V, H].
         feature_norms: over the whole of the features, or over each; empty for none.
         fuse: F to H, or, of the first generation, 2 H to H.
-        token_norm: over embeddings of the first layer's inputs; None in the first generation.
-        hidden_norm: over their hidden half; None in the first generation.
-        layers: decoder layers; the first has no norm of its own.
+        stream_norm: what the first layer's inputs are normed by before they become the residual stream; None
+            where they are that as they are.
+        layers: decoder layers.
         final_norm: before the LM head; None in the first generation.
         lm_head: H to D.
         target_ids: [D] int64, the model's token of each that is drafted; None where they are the same.
@@ -51,8 +51,7 @@ class EagleWeights:
     embedding: torch.Tensor
     feature_norms: tuple[Norm, ...]
     fuse: Linear
-    token_norm: Norm | None
-    hidden_norm: Norm | None
+    stream_norm: Norm | None
     layers: tuple[LayerWeights, ...]
     final_norm: Norm | None
     lm_head: Linear
@@ -202,8 +201,7 @@ class _Assembly:
             embedding=embedding,
             feature_norms=self._feature_norms(),
             fuse=self._linear((_FUSE,), config.fuse_bias),
-            token_norm=None if first else self._norm(f"layers.0.{INPUT_NORM}"),
-            hidden_norm=None if first else self._norm(f"layers.0.{_HIDDEN_NORM}"),
+            stream_norm=self._hidden_norm() if config.norm_before_residual else None,
             layers=tuple(self._layer(layer) for layer in range(config.layers.num_layers)),
             final_norm=None if first else self._norm(_NORM),
             lm_head=self.shared.lm_head if first else self._lm_head(embedding, target_ids),
@@ -228,12 +226,13 @@ class _Assembly:
         def linear(modules: tuple[str, ...], biased: bool, gated: bool = False) -> Linear:
             return self._linear(tuple(prefix + module for module in modules), biased, gated)
 
+        input_norm, qkv, embedding_input = self._attention_inputs(layer)
         norms = None
         if layers.head_norms:
             norms = HeadNorms(self._norm(prefix + QUERY_NORM), self._norm(prefix + KEY_NORM))
         return LayerWeights(
-            input_norm=self._norm(prefix + INPUT_NORM) if layer else None,
-            qkv=linear(_QKV, layers.qkv_bias),
+            input_norm=input_norm,
+            qkv=qkv,
             head_norms=norms,
             output=linear((OUTPUT,), layers.output_bias),
             attention_post_norm=None,
@@ -242,7 +241,22 @@ class _Assembly:
                 gate_up=linear(_GATE_UP, layers.mlp_bias, gated=True), down=linear((DOWN,), layers.mlp_bias)
             ),
             feed_forward_post_norm=None,
+            embedding_input=embedding_input,
         )
+
+    def _attention_inputs(self, layer: int) -> tuple[Norm | None, Linear, EmbeddingInput | None]:
+        """Norm and weights of query, key and value, and what else they are of."""
+        prefix, config = f"layers.{layer}.", self.config
+        modules, biased = tuple(prefix + module for module in _QKV), config.layers.qkv_bias
+        if layer or config.generation is Generation.ONE:
+            return self._norm(prefix + INPUT_NORM) if layer else None, self._linear(modules, biased), None
+        # Columns of the embedding come first.
+        hidden = config.layers.hidden_size
+        embedding_input = EmbeddingInput(
+            self._norm(prefix + INPUT_NORM), self._linear(modules, False, columns=slice(hidden))
+        )
+        norm = None if config.norm_before_residual else self._hidden_norm()
+        return norm, self._linear(modules, biased, columns=slice(hidden, None)), embedding_input
 
     def _target_ids(self) -> torch.Tensor | None:
         """The stored numbers are offsets: the token of draft i is i + d2t[i]."""
@@ -274,8 +288,13 @@ class _Assembly:
     def _norm(self, module: str) -> Norm:
         return Norm(self._plain(f"{module}.weight"), self.config.layers.rms_norm_eps)
 
-    def _linear(self, modules: tuple[str, ...], biased: bool, gated: bool = False) -> Linear:
+    def _hidden_norm(self) -> Norm:
+        return self._norm(f"layers.0.{_HIDDEN_NORM}")
+
+    def _linear(
+        self, modules: tuple[str, ...], biased: bool, gated: bool = False, columns: slice = slice(None)
+    ) -> Linear:
         bias = self._plain(*(f"{module}.bias" for module in modules)) if biased else None
-        weight = self._plain(*(f"{module}.weight" for module in modules))
+        weight = self._plain(*(f"{module}.weight" for module in modules))[:, columns]
         ops = self.shared.ops
         return (ops.pack_gated if gated else ops.pack)(self.store(weight), bias)
