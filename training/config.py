@@ -26,6 +26,7 @@ class TrainingConfig:
         draft_vocab_size: tokens that the head can guess.
         tied: whether its LM head is the target's, not trained and not stored; None: where that is the
             target's embedding.
+        copying: whether it begins with attention that copies (`training.induction`); None: where it is new.
         measure_every: steps between two measurements of acceptance.
         held_out: answers to measure on.
         num_guesses: guesses of a chain when acceptance is measured.
@@ -47,6 +48,7 @@ class TrainingConfig:
     cool_down: float = 0.35
     draft_vocab_size: int = 16384
     tied: bool | None = None
+    copying: bool | None = None
     measure_every: int = 50
     held_out: int = 64
     num_guesses: int = 5

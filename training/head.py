@@ -120,12 +120,13 @@ class Eagle3Head(nn.Module):
         midlayer: the layer.
         norm: before the LM head.
         lm_head: to the draft vocabulary.
+        frequencies: [head_dim / 2], radians a token of each rotated pair.
         feature_scale: [3 H], factors on the features, of the training alone: it brings numbers that differ a
             hundredfold to one size, and is made part of `fc` when the head is exported.
     """
 
     feature_scale: torch.Tensor
-    _frequencies: torch.Tensor
+    frequencies: torch.Tensor
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ class Eagle3Head(nn.Module):
         self.lm_head.weight.requires_grad_(not config.tied)
         scale = torch.ones(config.num_features * config.hidden_size)
         self.register_buffer("feature_scale", scale)
-        self.register_buffer("_frequencies", inverse_frequencies(config.rope), persistent=False)
+        self.register_buffer("frequencies", inverse_frequencies(config.rope), persistent=False)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """From the target's features, [N, 3 H] of any dtype, to [N, H]."""
@@ -157,7 +158,7 @@ class Eagle3Head(nn.Module):
         """
         layer, config = self.midlayer, self.config
         both = torch.cat((layer.input_layernorm(embedding), layer.hidden_norm(hidden)), dim=-1)
-        angles = positions[:, None].float() * self._frequencies
+        angles = positions[:, None].float() * self.frequencies
         cos, sin = angles.cos() * config.rope.magnitude, angles.sin() * config.rope.magnitude
         attention = layer.self_attn
 

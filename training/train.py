@@ -16,6 +16,7 @@ from training.config import TrainingConfig
 from training.dataset import Answers, feature_scale, pack
 from training.export import import_head
 from training.head import Eagle3Head, HeadConfig
+from training.induction import FRESH, TRAINED, add_induction
 from training.initial import new_head, with_vocabulary
 from training.loss import lm_head_loss
 from training.optimizers import HeadOptimizer
@@ -101,6 +102,9 @@ class Trainer:
                 self.head = with_vocabulary(head, known, self.token_ids, target, tied)
             else:
                 self.head = new_head(target, self.token_ids, scale, config.seed, tied)
+            if initial is None if config.copying is None else config.copying:
+                amount = FRESH if initial is None else TRAINED
+                add_induction(self.head, self.token_ids, target, self._answers, amount)
         self.head.to(config.device)
         self._teacher = Teacher(target, self.token_ids, config.device)
         self._optimizer = HeadOptimizer(self.head, config)

@@ -87,6 +87,15 @@ def train_draft(
             help="Head to begin with. Default: a new one.", show_default=False, rich_help_panel=_LENGTH
         ),
     ] = None,
+    copying: Annotated[
+        bool | None,
+        typer.Option(
+            "--copying/--no-copying",
+            help="Begin with attention that copies what stood before. Default: where there is no --init.",
+            show_default=False,
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
     learning_rate: Annotated[
         float,
         typer.Option(
@@ -143,6 +152,7 @@ def train_draft(
                     rate=_OTHERS * learning_rate,
                     draft_vocab_size=draft_vocab,
                     tied=tied,
+                    copying=copying,
                     measure_every=measure_every,
                     seed=seed,
                     device=device,

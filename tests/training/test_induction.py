@@ -1,0 +1,86 @@
+"""A head that begins with attention that copies goes on as what it reads did before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.models.config import Rope
+from tests.training.conftest import Written
+from training.acceptance import guess_along
+from training.answers import Answer, AnswerShard, write_shard
+from training.dataset import Answers, feature_scale
+from training.head import Eagle3Head
+from training.induction import FRESH, add_induction
+from training.initial import new_head
+from training.target import TargetWeights
+from training.teacher import Teacher
+
+HIDDEN, VOCAB, LENGTH = 96, 200, 40
+
+
+def _target(written: Written) -> TargetWeights:
+    config = replace(
+        written.target.config,
+        hidden_size=HIDDEN,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=64,
+        vocab_size=VOCAB,
+        ropes=(Rope(64, 1e6),) * written.target.config.num_layers,
+    )
+    embedding = torch.randn(VOCAB, HIDDEN, generator=torch.manual_seed(1))
+    return TargetWeights(config, embedding, embedding, torch.ones(HIDDEN))
+
+
+def _repeating(target: TargetWeights, seed: int) -> Answer:
+    """Tokens at random, and the same again as the answer; features tell of a token and of the one before."""
+    random = torch.manual_seed(seed)
+    once = torch.randperm(VOCAB, generator=random)[:LENGTH]
+    tokens = torch.cat((once, once))
+    own = target.embedding[tokens]
+    before = torch.cat((torch.zeros(1, HIDDEN), own[:-1]))
+    # Told otherwise than the LM head understands.
+    turned = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, generator=torch.manual_seed(2))).Q
+    told = (own + 0.5 * before + 0.3 * torch.randn(own.shape, generator=random)) @ turned
+    parts = [own, before, told]
+    count = LENGTH - 1
+    return Answer(
+        "repeated",
+        True,
+        LENGTH,
+        tokens.int(),
+        torch.cat(parts, dim=1)[:-1].bfloat16(),
+        torch.zeros(count, HIDDEN, dtype=torch.bfloat16),
+        torch.zeros(count),
+    )
+
+
+def _right(head: Eagle3Head, target: TargetWeights) -> float:
+    """Share of the repeated tokens that are guessed."""
+    teacher = Teacher(target, torch.arange(VOCAB), "cpu")
+    found = [guess_along(head, teacher, _repeating(target, seed), 1).right for seed in range(100, 105)]
+    return float(torch.cat(found, dim=1).float().mean())
+
+
+def test_a_new_head_copies(written: Written, tmp_path: Path) -> None:
+    target = _target(written)
+    write_shard(tmp_path / "answers-00000.safetensors", [_repeating(target, seed) for seed in range(40)])
+    answers = Answers([AnswerShard(tmp_path / "answers-00000.safetensors")])
+    ids = torch.arange(VOCAB)
+    head = new_head(target, ids, feature_scale(answers, 40), seed=1, tied=True)
+    assert _right(head, target) < 0.1
+    assert add_induction(head, ids, target, answers, FRESH)
+    assert _right(head, target) > 0.8
+
+
+def test_heads_that_turn_quickly_are_left_as_they_are(written: Written) -> None:
+    """Four dimensions tell no tokens apart."""
+    answers = Answers([AnswerShard(path) for path in written.shards])
+    ids = torch.arange(200)
+    head = new_head(written.target, ids, feature_scale(answers, 40), seed=1, tied=False)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    assert not add_induction(head, ids, written.target, answers, FRESH)
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
