@@ -24,7 +24,7 @@ from training.target import TargetWeights
 from training.unroll import unroll
 
 FRESH, TRAINED = 12.0, 3.0
-"""How far a copy turns the residual stream, beside its size: where nothing else is known, and where much is."""
+"""How far a copy turns the residual stream, beside its size: where little else is known, and where much is."""
 
 _ANSWERS = 80
 _REACH = 600.0
