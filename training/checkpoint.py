@@ -25,6 +25,7 @@ class TrainingState:
         token_ids: [Vd], the draft vocabulary.
         seconds: of training so far, by the wall.
         tokens: guessed positions so far, of first steps.
+        rope_theta: of the head, where its rotary embedding is not the target's; else 0.
     """
 
     step: int
@@ -35,6 +36,7 @@ class TrainingState:
     token_ids: torch.Tensor
     seconds: float
     tokens: int
+    rope_theta: float = 0.0
 
 
 def save_state(folder: Path, state: TrainingState) -> None:

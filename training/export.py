@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from engine.models.checkpoint import SINGLE_FILE, read_json
+from engine.models.config import Rope
 from engine.models.errors import CheckpointError
 from engine.models.registry import CONFIG_FILE
 from training.answers import save_whole
 from training.head import Eagle3Head, HeadConfig
 from training.target import TargetWeights, feature_layers
 
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 _LM_HEAD = "lm_head.weight"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _OF_TARGET = (
@@ -31,9 +33,6 @@ _OF_TARGET = (
     "hidden_act",
     "max_position_embeddings",
     "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
     "bos_token_id",
     "eos_token_id",
 )
@@ -63,10 +62,13 @@ def export_head(head: Eagle3Head, token_ids: torch.Tensor, model_dir: Path, fold
     save_whole(folder / SINGLE_FILE, tensors, {"format": "pt"})
     num_layers = target["num_hidden_layers"]
     assert isinstance(num_layers, int)
+    rope = head.config.rope
+    kept = _OF_TARGET if rope.scaling is None else (*_OF_TARGET, *_ROPE)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        **{key: target[key] for key in _OF_TARGET if target.get(key) is not None},
+        "rope_theta": rope.theta,
+        **{key: target[key] for key in kept if target.get(key) is not None},
         "num_hidden_layers": 1,
         "draft_vocab_size": len(token_ids),
         "target_hidden_size": head.config.hidden_size,
@@ -110,6 +112,9 @@ def import_head(folder: Path, target: TargetWeights, scale: torch.Tensor) -> tup
     token_ids = offsets + torch.arange(len(offsets))
     tied = _LM_HEAD not in tensors
     head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(token_ids), tied))
+    theta = config.get("rope_theta")
+    if isinstance(theta, float) and theta != head.config.rope.theta:
+        head.turn(Rope(head.config.rope.dim, theta))
     state = {name: tensor.float() for name, tensor in tensors.items()}
     if tied:
         state[_LM_HEAD] = target.lm_head.index_select(0, token_ids)

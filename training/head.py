@@ -6,7 +6,7 @@ KV fits the target's blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -139,6 +139,11 @@ class Eagle3Head(nn.Module):
         scale = torch.ones(config.num_features * config.hidden_size)
         self.register_buffer("feature_scale", scale)
         self.register_buffer("frequencies", inverse_frequencies(config.rope), persistent=False)
+
+    def turn(self, rope: Rope) -> None:
+        """Rotates by other angles from now on."""
+        self.config = replace(self.config, rope=rope)
+        self.frequencies = inverse_frequencies(rope).to(self.frequencies.device)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """From the target's features, [N, 3 H] of any dtype, to [N, H]."""

@@ -9,7 +9,7 @@ Slot j + 1 of a head's input holds token j + 1 and the fused feature of position
 of what led to it. So its key is what can be told of that feature from slot j, by canonical correlation: the
 query of slot p asks for features like the one that position p will have. Its value is a code of token j + 1,
 and the output adds to the residual stream what the LM head takes for that token. Rotary embedding turns
-quickly rotated pairs apart with distance, so that only slowly rotated ones compare contents.
+quickly rotated pairs apart with distance: for enough others to compare contents, heads that copy turn slowly.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.models.config import Rope
+from engine.models.rotary import inverse_frequencies
 from training.dataset import Answers, pack
 from training.head import Eagle3Head
 from training.target import TargetWeights
 from training.unroll import unroll
 
 FRESH, TRAINED = 12.0, 3.0
-"""How far a copy turns the residual stream, beside its size: where little else is known, and where much is."""
+"""How far a copy turns the residual stream, beside its size: where little is known yet, or much."""
 
 _ANSWERS = 80
+_THETA = 1e8
 _REACH = 600.0
 """Distance in tokens over which a pair may turn by one radian at most."""
 _FEWEST = 8
@@ -63,7 +66,7 @@ class _Sample:
 def add_induction(
     head: Eagle3Head, token_ids: torch.Tensor, target: TargetWeights, answers: Answers, amount: float
 ) -> bool:
-    """Replaces the first key head, and the query heads that share it.
+    """Replaces the first key head and the query heads that share it, and has the head rotate slowly.
 
     Args:
         head: the head.
@@ -73,17 +76,20 @@ def add_induction(
         amount: `FRESH` or `TRAINED`.
 
     Returns:
-        False where it is left as it is: its heads have too few pairs that are rotated slowly.
+        False where it is left as it is: too few of its pairs would turn slowly.
     """
     config, attention = head.config, head.midlayer.self_attn
     dim, hidden = config.head_dim, config.hidden_size
     half = dim // 2
-    slow = [pair for pair in range(half) if float(head.frequencies[pair]) * _REACH < 1.0]
+    rope = Rope(dim, max(_THETA, config.rope.theta))
+    angles = (inverse_frequencies(rope) * _REACH).tolist()
+    slow = [pair for pair, angle in enumerate(angles) if angle < 1.0]
     places = [place for pair in slow for place in (pair, pair + half)]
     if len(places) < _FEWEST:
         return False
     # The slowest of all is the sink's.
     *places, sink = places
+    head.turn(rope)
     sample = _sample(head, target, answers)
     generator = torch.Generator().manual_seed(0)
     keys, queries = _matching(sample, len(places), generator)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.models.config import Rope
 from training.acceptance import Acceptance, measure
 from training.answers import Answer, AnswerShard
 from training.checkpoint import TrainingState, load_state, save_state
@@ -79,6 +80,7 @@ class Trainer:
             raise ValueError("training needs two shards of answers at least: the first is held out")
         self.config = config
         self._folder = folder
+        self._rope = target.config.ropes[0]
         held_out, *others = (AnswerShard(path) for path in shards)
         self._answers = Answers(others)
         apart = Answers([held_out])
@@ -92,6 +94,8 @@ class Trainer:
             layers = feature_layers(target.config.num_layers)
             self.head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(state.token_ids), tied))
             self.head.load_state_dict(state.head)
+            if state.rope_theta:
+                self.head.turn(Rope(self.head.config.rope.dim, state.rope_theta))
         else:
             scale = feature_scale(self._answers, _SCALE_ANSWERS)
             texts = (text for shard in others for text in shard.answer_token_ids())
@@ -187,6 +191,7 @@ class Trainer:
                 self.token_ids,
                 self._seconds,
                 self._tokens,
+                self.head.config.rope.theta if self.head.config.rope != self._rope else 0.0,
             ),
         )
 
