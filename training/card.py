@@ -67,6 +67,8 @@ def model_card(facts: CardFacts, config: TrainingConfig, acceptance: Acceptance)
         f"tokens each, half of them greedily and half at temperature 1: {facts.answers} answers, "
         f"{facts.anchors} positions to guess."
     )
+    if config.copies(not facts.initial):
+        began += " and attention that copies"
     training = (
         f"`kvrelay train-draft`, seed {config.seed}, {facts.step} steps of about {config.batch_tokens} "
         f"positions, {facts.seconds / 3600:.2f} hours by the clock; it {began}. "

@@ -55,6 +55,10 @@ class TrainingConfig:
     seed: int = 0
     device: str = "cpu"
 
+    def copies(self, is_new: bool) -> bool:
+        """Whether a head begins with attention that copies."""
+        return is_new if self.copying is None else self.copying
+
     def done(self, step: int, seconds: float) -> float:
         """The share of the training that is over after `step` steps and so much time; 1 and more is all."""
         return seconds / (3600 * self.hours) if self.hours else step / self.steps

@@ -106,7 +106,7 @@ class Trainer:
                 self.head = with_vocabulary(head, known, self.token_ids, target, tied)
             else:
                 self.head = new_head(target, self.token_ids, scale, config.seed, tied)
-            if initial is None if config.copying is None else config.copying:
+            if config.copies(initial is None):
                 amount = FRESH if initial is None else TRAINED
                 add_induction(self.head, self.token_ids, target, self._answers, amount)
         self.head.to(config.device)
