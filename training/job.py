@@ -86,6 +86,8 @@ def run_job(job: Job, encode: PromptEncoder, observer: Observer) -> Acceptance:
     work.mkdir(parents=True, exist_ok=True)
     model_dir = job.generation.model_dir
     target = read_target(model_dir)
+    # Found out now rather than after the answers.
+    target.lends_lm_head(job.training.tied)
     shards = generate(job.generation, _prompts(job), encode, work, observer.wrote)
     trainer = Trainer(target, shards, work, job.training, job.initial)
     observer.began(trainer.num_answers, trainer.num_anchors, trainer.step)

@@ -61,6 +61,17 @@ class TargetWeights:
     lm_head: torch.Tensor
     final_norm: torch.Tensor
 
+    def lends_lm_head(self, wanted: bool | None) -> bool:
+        """Whether a head is tied to its embedding; `wanted` is `TrainingConfig.tied`.
+
+        Raises:
+            ValueError: it is wanted, but the embedding is not the LM head.
+        """
+        possible = self.config.tie_word_embeddings
+        if wanted and not possible:
+            raise ValueError("--tied: the model's LM head is not its embedding, so no head can guess with it")
+        return possible if wanted is None else wanted
+
 
 def read_target(model_dir: Path) -> TargetWeights:
     """Reads them from a Hugging Face folder.

@@ -85,9 +85,7 @@ class Trainer:
         self._answers = Answers(others)
         apart = Answers([held_out])
         self.held_out: list[Answer] = [apart.read(i) for i in range(min(config.held_out, len(apart)))]
-        tied = target.config.tie_word_embeddings if config.tied is None else config.tied
-        if tied and not target.config.tie_word_embeddings:
-            raise ValueError("the target's LM head is not its embedding: no head can be tied to it")
+        tied = target.lends_lm_head(config.tied)
         state = load_state(folder)
         if state is not None:
             self.token_ids = state.token_ids

@@ -44,6 +44,7 @@ def test_a_head_is_trained_measured_and_trained_on(written: Written, prompts: Pa
     assert "Prompts of asked.jsonl." in card
     assert "3 steps of about 64" in card
     assert "tokens a pass" in card
+    assert "attention that copies" in " ".join(card.split())
     answers = {path: path.stat().st_mtime_ns for path in out.glob("training/answers-*")}
     second = _run(*common, "--steps", 5)
     assert second.exit_code == 0, second.output
@@ -59,6 +60,7 @@ def test_a_head_is_trained_measured_and_trained_on(written: Written, prompts: Pa
         (("--data", "builtin", "--data", "more.jsonl"), "either 'builtin' or files"),
         (("--init", "nowhere", "--prompts", "130"), "nowhere"),
         (("--draft-vocab", "0"), "--draft-vocab"),
+        (("--tied",), "the model's LM head is not its embedding"),
         (("--quantization", "int3"), "int3"),
     ],
 )
