@@ -113,8 +113,9 @@ def import_head(folder: Path, target: TargetWeights, scale: torch.Tensor) -> tup
     tied = _LM_HEAD not in tensors
     head = Eagle3Head(HeadConfig.like(target.config, len(layers), len(token_ids), tied))
     theta = config.get("rope_theta")
-    if isinstance(theta, float) and theta != head.config.rope.theta:
-        head.turn(Rope(head.config.rope.dim, theta))
+    # Heads that rotate as their target have its keys.
+    if isinstance(theta, int | float) and not any(config.get(key) for key in _ROPE[1:]):
+        head.turn(Rope(head.config.rope.dim, float(theta)))
     state = {name: tensor.float() for name, tensor in tensors.items()}
     if tied:
         state[_LM_HEAD] = target.lm_head.index_select(0, token_ids)

@@ -88,7 +88,7 @@ def add_induction(
     if len(places) < _FEWEST:
         return False
     # The slowest of all is the sink's.
-    *places, sink = places
+    *places, sink = places[-min(_CODES, hidden) :]
     head.turn(rope)
     sample = _sample(head, target, answers)
     generator = torch.Generator().manual_seed(0)

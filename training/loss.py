@@ -26,8 +26,9 @@ class _LmHeadLoss(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         dtype = product_dtype(hidden.device.type)
         low, matrix = hidden.to(dtype), weight.to(dtype)
+        # Where acceptance is measured only the weight may want one, and nothing is needed.
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        weight_grad = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
+        weight_grad = torch.zeros_like(matrix) if all(ctx.needs_input_grad[:2]) else None
         losses, best, overlaps = [], [], []
         for start in range(0, len(hidden), _ROWS):
             part = slice(start, start + _ROWS)
@@ -42,11 +43,10 @@ class _LmHeadLoss(torch.autograd.Function):
             losses.append(((size.log() + top) * mass)[:, 0] - hoped)
             guess.div_(size)
             overlaps.append(torch.minimum(guess, wanted).sum(dim=1))
-            if hidden_grad is None and weight_grad is None:
+            if hidden_grad is None:
                 continue
             slope = guess.mul_(mass).sub_(wanted).mul_(row_weights[part, None]).to(dtype)
-            if hidden_grad is not None:
-                hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
+            hidden_grad[part] = (slope @ matrix).to(hidden.dtype)
             if weight_grad is not None:
                 weight_grad.addmm_(slope.t(), low[part])
         ctx.gradients = (hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype))
@@ -58,10 +58,8 @@ class _LmHeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         hidden_grad, weight_grad = ctx.gradients
-        scaled = [
-            None if gradient is None else gradient * grads[0] for gradient in (hidden_grad, weight_grad)
-        ]
-        return *scaled, None, None, None
+        scaled = None if weight_grad is None else weight_grad * grads[0]
+        return hidden_grad * grads[0], scaled, None, None, None
 
 
 def lm_head_loss(

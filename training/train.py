@@ -64,7 +64,8 @@ class Trainer:
         initial: folder of an exported head to begin with; None for a new one.
 
     Raises:
-        ValueError: too few shards, or a tied head for a target whose LM head is not its embedding.
+        ValueError: too few shards, a tied head for a target whose LM head is not its embedding, or copying
+            asked for where attention heads are too small.
         CheckpointError: the initial head cannot be trained on.
     """
 
@@ -106,7 +107,9 @@ class Trainer:
                 self.head = new_head(target, self.token_ids, scale, config.seed, tied)
             if config.copies(initial is None):
                 amount = FRESH if initial is None else TRAINED
-                add_induction(self.head, self.token_ids, target, self._answers, amount)
+                copies = add_induction(self.head, self.token_ids, target, self._answers, amount)
+                if config.copying and not copies:
+                    raise ValueError("--copying: the model's attention heads have too few dimensions for it")
         self.head.to(config.device)
         self._teacher = Teacher(target, self.token_ids, config.device)
         self._optimizer = HeadOptimizer(self.head, config)

@@ -5,31 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.models.config import Rope
 from tests.training.conftest import Written
 from training.acceptance import guess_along
 from training.answers import Answer, AnswerShard, write_shard
+from training.config import TrainingConfig
 from training.dataset import Answers, feature_scale
 from training.head import Eagle3Head
 from training.induction import FRESH, add_induction
 from training.initial import new_head
 from training.target import TargetWeights
 from training.teacher import Teacher
+from training.train import Trainer
 
 HIDDEN, VOCAB, LENGTH = 96, 200, 40
 
 
-def _target(written: Written) -> TargetWeights:
+def _target(written: Written, head_dim: int = 64) -> TargetWeights:
     config = replace(
         written.target.config,
         hidden_size=HIDDEN,
         num_heads=2,
         num_kv_heads=1,
-        head_dim=64,
+        head_dim=head_dim,
         vocab_size=VOCAB,
-        ropes=(Rope(64, 1e6),) * written.target.config.num_layers,
+        ropes=(Rope(head_dim, 1e6),) * written.target.config.num_layers,
     )
     embedding = torch.randn(VOCAB, HIDDEN, generator=torch.manual_seed(1))
     return TargetWeights(config, embedding, embedding, torch.ones(HIDDEN))
@@ -65,8 +68,9 @@ def _right(head: Eagle3Head, target: TargetWeights) -> float:
     return float(torch.cat(found, dim=1).float().mean())
 
 
-def test_a_new_head_copies(written: Written, tmp_path: Path) -> None:
-    target = _target(written)
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_a_new_head_copies(written: Written, tmp_path: Path, head_dim: int) -> None:
+    target = _target(written, head_dim)
     write_shard(tmp_path / "answers-00000.safetensors", [_repeating(target, seed) for seed in range(40)])
     answers = Answers([AnswerShard(tmp_path / "answers-00000.safetensors")])
     ids = torch.arange(VOCAB)
@@ -86,3 +90,12 @@ def test_small_heads_are_left_as_they_are(written: Written) -> None:
     before = {name: value.clone() for name, value in head.state_dict().items()}
     assert not add_induction(head, ids, target, answers, FRESH)
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+
+
+def test_copying_is_refused_by_name_where_it_cannot_be(written: Written, tmp_path: Path) -> None:
+    config = replace(written.target.config, num_heads=8, num_kv_heads=4, head_dim=8, ropes=(Rope(8, 1e4),))
+    target = replace(written.target, config=config)
+    settings = TrainingConfig(steps=1, draft_vocab_size=200)
+    Trainer(target, written.shards, tmp_path, settings)
+    with pytest.raises(ValueError, match="--copying: .* too few dimensions"):
+        Trainer(target, written.shards, tmp_path, replace(settings, copying=True))
