@@ -97,5 +97,5 @@ def test_copying_is_refused_by_name_where_it_cannot_be(written: Written, tmp_pat
     target = replace(written.target, config=config)
     settings = TrainingConfig(steps=1, draft_vocab_size=200)
     Trainer(target, written.shards, tmp_path, settings)
-    with pytest.raises(ValueError, match="--copying: .* too few dimensions"):
+    with pytest.raises(ValueError, match=r"--copying: .* too few dimensions"):
         Trainer(target, written.shards, tmp_path, replace(settings, copying=True))
