@@ -29,6 +29,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+import benchmarks.as_worker  # noqa: F401 - before torch is imported
 from benchmarks.bars import Bars
 from benchmarks.engine_bars import Verdict, bars_table
 from benchmarks.environments import InstallError

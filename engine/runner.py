@@ -18,6 +18,7 @@ from engine.kv.block_table import BlockTables
 from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
+from engine.ops.buffers import Buffers
 from engine.sampling.logprobs import token_logprobs
 from engine.schedule import Schedule
 from engine.sequence import Sequence as EngineSequence
@@ -53,7 +54,7 @@ class RunResult:
         drawn: tokens, and which drafts were right.
         prompt_logprobs: of the prompt tokens that follow those whose log probabilities were known before.
         failures: sequences that gave nothing else.
-        features: of the pass's tokens, where the runner takes any.
+        features: of the pass's tokens, where the runner takes any; the next pass overwrites them.
         query_starts: rows of these at which sequences begin.
     """
 
@@ -114,6 +115,8 @@ class ModelRunner:
         self._tables = tables
         self._verifier = verifier
         self._points = points
+        # Where they lay before: then the model's pass need not be looked at anew.
+        self._features = Buffers(kv.dtype, kv.device)
         self._block_size = kv.shape[4]
         self._failed_steps = 0
 
@@ -223,10 +226,8 @@ class ModelRunner:
         points = self._points
         if points is None:
             return None
-        width = points.width(self._model.config.hidden_size)
-        return FeatureTap(
-            points, torch.empty(num_tokens, width, dtype=self._kv.dtype, device=self._kv.device)
-        )
+        out, _ = self._features.get(num_tokens, points.width(self._model.config.hidden_size))
+        return FeatureTap(points, out)
 
     def _draw(self, schedule: Schedule, logits: torch.Tensor, result: RunResult) -> int:
         """Draws for the sequences whose contexts are whole; the rows of logits that were theirs."""
@@ -269,6 +270,9 @@ class ModelRunner:
         Attention that multiplies what a token does not see by 0 brings their NaN to tokens before them.
         """
         sequence = schedule.sequences[index]
+        if result.features is not None:
+            # Each pass overwrites those of the one before.
+            result.features = result.features.clone()
         self._wipe(sequence, sequence.num_computed)
         drafts, sequence.drafts = sequence.drafts, None
         alone = Schedule()
@@ -325,7 +329,7 @@ class ModelRunner:
                 outcome = RunResult(failures={0: failure})
             result.take(index, outcome)
             if outcome.features is not None:
-                parts.append(outcome.features)
+                parts.append(outcome.features.clone())
             starts.append(starts[-1] + (0 if outcome.features is None else len(outcome.features)))
         result.features = torch.cat(parts) if parts else None
         result.query_starts = tuple(starts)
@@ -337,8 +341,10 @@ def _spoilt_by_drafts(logits: torch.Tensor, pending: Sequence[Pending]) -> set[i
     drafted = [(each.row, each.tree.num_nodes) for each in pending if each.tree is not None]
     if not drafted:
         return set()
-    greatest = logits[: sum(drafted[-1])].amax(dim=-1).tolist()
-    return {row for row, nodes in drafted if not all(map(math.isfinite, greatest[row : row + nodes]))}
+    rows = logits[: sum(drafted[-1])]
+    # NumPy's needs a quarter of torch's time.
+    greatest = rows.numpy().max(axis=-1) if rows.device.type == "cpu" else rows.amax(dim=-1).cpu().numpy()
+    return {row for row, nodes in drafted if not np.isfinite(greatest[row : row + nodes]).all()}
 
 
 def _run_failure(failure: Failure) -> RunFailure:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import benchmarks.as_worker  # noqa: F401 - before torch is imported
 from benchmarks.peers.protocol import Channel, Recorder, Run
 from engine.api import EngineRequest, SamplingParams
 from engine.config import EngineConfig

@@ -57,14 +57,9 @@ class Decoder:
             hidden *= self._embedding_scale
         angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
-        start = 0
-        for end in (self.config.num_layers,) if tap is None else tap.stops(self.config.num_layers):
-            self._layers.run(self._weights.layers, start, end, hidden, angles)
-            start = end
-            if tap is not None:
-                tap.entering(end, hidden)
+        self._layers.run(self._weights.layers, hidden, angles, tap=tap)
         if tap is not None and tap.points.final:
-            tap.final(self._ops.rms_norm(hidden, self._weights.final_norm))
+            tap.final(self._ops.rms_norm(hidden, self._weights.final_norm), self._ops)
         last = hidden.index_select(0, batch.logits_rows)
         logits = self._ops.linear(last, self._weights.lm_head, norm=self._weights.final_norm)
         softcap = self.config.logit_softcap

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.ops.base import Ops
+
 
 @dataclass(frozen=True, slots=True)
 class FeaturePoints:
@@ -38,20 +40,16 @@ class FeatureTap:
     points: FeaturePoints
     out: torch.Tensor
 
-    def stops(self, num_layers: int) -> tuple[int, ...]:
-        """The layers before which a pass of so many is interrupted for `entering`, ascending, and its end."""
-        return tuple(sorted({*self.points.entering, num_layers}))
-
-    def entering(self, layer: int, hidden: torch.Tensor) -> None:
+    def entering(self, layer: int, hidden: torch.Tensor, ops: Ops) -> None:
         """Takes the input of a layer, [T, H], where it is wanted."""
         for place, wanted in enumerate(self.points.entering):
             if wanted == layer:
-                self._write(place, hidden)
+                self._write(place, hidden, ops)
 
-    def final(self, normed: torch.Tensor) -> None:
+    def final(self, normed: torch.Tensor, ops: Ops) -> None:
         """Takes what the LM head sees, [T, H]."""
-        self._write(len(self.points.entering), normed)
+        self._write(len(self.points.entering), normed, ops)
 
-    def _write(self, place: int, hidden: torch.Tensor) -> None:
+    def _write(self, place: int, hidden: torch.Tensor, ops: Ops) -> None:
         size = hidden.shape[1]
-        self.out[:, place * size : (place + 1) * size] = hidden
+        ops.copy(hidden, self.out[:, place * size : (place + 1) * size])

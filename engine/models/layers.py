@@ -14,6 +14,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.models.config import ModelConfig
+from engine.models.features import FeatureTap
 from engine.models.moe import ExpertsWeights, run_experts
 from engine.ops.base import HeadNorms, Linear, Norm, Ops
 
@@ -97,31 +98,43 @@ class LayerRunner:
     def run(
         self,
         layers: Sequence[LayerWeights],
-        start: int,
-        end: int,
         hidden: torch.Tensor,
         angles: Angles,
+        *,
         embedded: torch.Tensor | None = None,
+        tap: FeatureTap | None = None,
     ) -> None:
-        """Takes `hidden`, [T, H], through layers [start, end) of the model's, always the same ones, in place.
+        """Takes `hidden`, [T, H], through all layers, always the same ones, in place.
 
-        Quickest where the tensors lie where they lay in an earlier call, with as many rows. `embedded`,
-        [T, H], is for layers that have an `embedding_input`.
+        Quickest where the tensors lie where they lay in an earlier call, with as many rows.
+
+        Args:
+            layers: one or more.
+            hidden: the residual stream.
+            angles: of each layer.
+            embedded: [T, H], for layers that have an `embedding_input`.
+            tap: gets what enters layers.
         """
 
         def compute() -> None:
-            for index in range(start, end):
-                self.attend(index, layers[index], hidden, *angles[index], embedded)
-                self.feed_forward(layers[index], hidden)
+            for index, layer in enumerate(layers):
+                if tap is not None:
+                    tap.entering(index, hidden, self._ops)
+                self.attend(index, layer, hidden, *angles[index], embedded)
+                self.feed_forward(layer, hidden)
+            if tap is not None:
+                tap.entering(len(layers), hidden, self._ops)
 
         # Which experts run depends on what is computed.
-        if any(isinstance(layer.feed_forward, ExpertsWeights) for layer in layers[start:end]):
+        if any(isinstance(layer.feed_forward, ExpertsWeights) for layer in layers):
             compute()
             return
-        read = dict.fromkeys(chain.from_iterable(angles[start:end]))
+        used = dict.fromkeys(chain.from_iterable(angles))
         if embedded is not None:
-            read[embedded] = None
-        self._tape.play((start, end), (hidden, *read), compute)
+            used[embedded] = None
+        if tap is not None:
+            used[tap.out] = None
+        self._tape.play(None if tap is None else tap.points, (hidden, *used), compute)
 
     def attend(
         self,

@@ -104,6 +104,10 @@ class Ops(Protocol):
         """Adds the norm of `hidden` over the last dimension to `target`, of the same shape, in place."""
         ...
 
+    def copy(self, hidden: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies `hidden`, [T, H], to `target`, [T, H], which may be columns of wider rows."""
+        ...
+
     def linear(
         self,
         hidden: torch.Tensor,

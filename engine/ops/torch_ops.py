@@ -77,6 +77,10 @@ class TorchOps:
         """Adds norm(hidden) in place."""
         target += self.rms_norm(hidden, norm)
 
+    def copy(self, hidden: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies."""
+        target.copy_(hidden)
+
     def linear(
         self,
         hidden: torch.Tensor,

@@ -77,6 +77,15 @@ def test_rms_norm(ops: Ops, shape: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 7), (3, 64), (200, 100)])
+def test_copy_into_columns(ops: Ops, rows: int, width: int) -> None:
+    hidden, target = normal(rows, width), torch.zeros(rows, 3 * width)
+    ops.copy(hidden, target[:, width : 2 * width])
+    assert torch.equal(target[:, width : 2 * width], hidden)
+    assert not target[:, :width].any()
+    assert not target[:, 2 * width :].any()
+
+
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (

@@ -111,6 +111,24 @@ def test_results_may_grow_in_between(cpu: Ops) -> None:
     assert torch.equal(play(halves, places, 7, tape), values[0])
 
 
+def test_what_is_copied_out_is_that_of_each_time(cpu: Ops) -> None:
+    """Between operations, into columns of what the tape is given."""
+    halves, tape = Halves(cpu), cpu.tape()
+    hidden, cos, sin = tensors(5, 0)
+    out = torch.zeros(5, 2 * HIDDEN)
+
+    def compute() -> None:
+        cpu.copy(hidden, out[:, HIDDEN:])
+        halves(hidden, cos, sin)
+        cpu.copy(hidden, out[:, :HIDDEN])
+
+    for _ in range(3):
+        before = hidden.clone()
+        tape.play("copied", (hidden, cos, sin, out), compute)
+        assert torch.equal(out, torch.cat((hidden, before), dim=1))
+    assert halves.calls == 1
+
+
 def test_an_error_ends_a_recording(cpu: Ops) -> None:
     halves, tape = Halves(cpu), cpu.tape()
     places = tensors(2, 0)

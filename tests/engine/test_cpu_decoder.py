@@ -95,19 +95,20 @@ def test_pools_take_turns(model: Decoder) -> None:
 
 
 def test_features_are_those_of_each_layer(model: Decoder) -> None:
-    """Whether a pass is interrupted for them, once or often, or not."""
+    """However many are asked for, in a pass that Python computes and in one that is done again."""
     tokens, layers = prompt(6, 5), model.config.num_layers
     points = [FeaturePoints(tuple(range(layers + 1)), final=True), FeaturePoints((layers,)), FeaturePoints()]
     batch = make_batch([(tokens, 0, [1])], 16)
     kv = PagedModel(model).kv
     found: list[list[torch.Tensor]] = [[], [], []]
+    outs = [torch.zeros(6, each.width(model.config.hidden_size)) for each in points]
     logits = []
     for _ in range(3):
-        for each, taken in zip(points, found, strict=True):
-            out = torch.zeros(6, each.width(model.config.hidden_size))
+        for each, out, taken in zip(points, outs, found, strict=True):
+            out.zero_()
             tap = FeatureTap(each, out) if each.entering else None
             logits.append(model.forward(batch, kv, tap).clone())
-            taken.append(out)
+            taken.append(out.clone())
     assert all(torch.equal(each, logits[0]) for each in logits)
     assert all(torch.equal(each, taken[0]) for taken in found for each in taken)
     hidden = model.config.hidden_size

@@ -52,14 +52,21 @@ struct NormCall {
   float eps;
 };
 
+struct CopyCall {
+  const float* x;         // [rows][width]
+  float* out;             // [rows][stride], its first `width` columns
+  int64_t width, stride;
+};
+
 struct Operation {
-  enum Kind : int64_t { LINEAR, ROTATE, ATTEND, NORM };
+  enum Kind : int64_t { LINEAR, ROTATE, ATTEND, NORM, COPY };
   int64_t kind, rows;
   union {
     LinearCall linear;
     RotateCall rotate;
     AttendCall attend;
     NormCall norm;
+    CopyCall copy;
   };
 };
 
@@ -115,12 +122,19 @@ void compute(const NormCall& c, long rows) {
   });
 }
 
+void compute(const CopyCall& c, long rows) {
+  split(rows, c.width, [&](long begin, long end) {
+    for (long i = begin; i < end; ++i) std::memcpy(c.out + i * c.stride, c.x + i * c.width, c.width * sizeof(float));
+  });
+}
+
 void compute(const Operation& o) {
   switch (o.kind) {
     case Operation::LINEAR: return compute(o.linear, o.rows);
     case Operation::ROTATE: return compute(o.rotate, o.rows);
     case Operation::ATTEND: return compute(o.attend);
     case Operation::NORM: return compute(o.norm, o.rows);
+    case Operation::COPY: return compute(o.copy, o.rows);
   }
 }
 

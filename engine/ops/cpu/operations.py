@@ -110,12 +110,19 @@ class NormCall(ctypes.Structure):
     )
 
 
+class CopyCall(ctypes.Structure):
+    """Rows into columns of others."""
+
+    _fields_ = (("x", _POINTER), ("out", _POINTER), ("width", _LONG), ("stride", _LONG))
+
+
 class _Arguments(ctypes.Union):
     _fields_ = (
         ("linear", LinearCall),
         ("rotate", RotateCall),
         ("attend", AttendCall),
         ("norm", NormCall),
+        ("copy", CopyCall),
     )
 
 
@@ -126,7 +133,7 @@ class Operation(ctypes.Structure):
     _fields_ = (("kind", _LONG), ("rows", _LONG), ("arguments", _Arguments))
 
     @classmethod
-    def of(cls, rows: int, call: LinearCall | RotateCall | AttendCall | NormCall) -> Operation:
+    def of(cls, rows: int, call: LinearCall | RotateCall | AttendCall | NormCall | CopyCall) -> Operation:
         """The operation that computes this."""
         kind, name = _KINDS[type(call)]
         operation = cls(kind, rows)
@@ -139,4 +146,5 @@ _KINDS: dict[type, tuple[int, str]] = {
     RotateCall: (1, "rotate"),
     AttendCall: (2, "attend"),
     NormCall: (3, "norm"),
+    CopyCall: (4, "copy"),
 }

@@ -13,7 +13,7 @@ from engine.ops.activation import Activation
 from engine.ops.base import HeadNorms, Linear, Norm
 from engine.ops.buffers import Buffers
 from engine.ops.cpu.library import Kernels
-from engine.ops.cpu.operations import Form, LinearCall, NormCall, Operation, RotateCall
+from engine.ops.cpu.operations import CopyCall, Form, LinearCall, NormCall, Operation, RotateCall
 from engine.ops.cpu.tape import CpuTape, Stream
 from engine.quantization.int8 import GROUP, Int8Weight
 
@@ -126,6 +126,15 @@ class CpuOps:
             eps=norm.eps,
         )
         self.stream.issue(Operation.of(hidden.numel() // width, call), (hidden,), out)
+
+    def copy(self, hidden: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies rows into columns of others."""
+        hidden = _plain(hidden)
+        assert target.dtype is torch.float32, target.dtype
+        assert target.stride(1) == 1
+        rows, width = target.shape
+        call = CopyCall(x=hidden.data_ptr(), out=target.data_ptr(), width=width, stride=target.stride(0))
+        self.stream.issue(Operation.of(rows, call), (hidden,), target)
 
     def linear(
         self,

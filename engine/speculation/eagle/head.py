@@ -84,11 +84,11 @@ class EagleHead:
             [R, H] for the batch's `logits_rows`: what `logits` takes, and what a following entry reads in
             place of a feature. The next call overwrites it, unless it is given it.
         """
-        weights, count = self._weights, self.config.layers.num_layers
+        weights = self._weights
         stream, embedded = self._inputs(batch.token_ids, hidden)
         angles = self._rotary.angles(batch.positions)
         self._attention.begin(batch, kv)
-        self._layers.run(weights.layers, 0, count, stream, angles, embedded)
+        self._layers.run(weights.layers, stream, angles, embedded=embedded)
         # One row of each sequence: where there are as many as tokens they are all of them.
         whole = len(batch.logits_rows) == len(stream)
         outputs = stream if whole else stream.index_select(0, batch.logits_rows)
