@@ -86,7 +86,7 @@ def guess_along(head: Eagle3Head, teacher: Teacher, answer: Answer, num_guesses:
             head.norm(found.hidden),
             head.lm_head.weight,
             probabilities,
-            found.places,
+            training.anchor_of.index_select(0, found.places),
             torch.ones(len(found.places), device=found.places.device),
         )
         if step == 0:

@@ -16,15 +16,17 @@ class TrainingBatch:
     """Answers, packed.
 
     Attributes:
-        batch: what is unrolled.
-        final: [T, H] bf16, what the target's LM head saw; zeros in prompts.
-        log_totals: [T] fp32, infinite in prompts, so that nothing has a probability there.
+        batch: what is unrolled; A anchors in all.
+        final: [A, H] bf16, what the target's LM head saw there.
+        log_totals: [A] fp32, as `Answer.log_totals`.
+        anchor_of: [T], of each token the row of these; -1 where it is no anchor.
         answers: where the rows come from.
     """
 
     batch: Batch
     final: torch.Tensor
     log_totals: torch.Tensor
+    anchor_of: torch.Tensor
     answers: tuple[Answer, ...]
 
 
@@ -73,22 +75,24 @@ class Answers:
 
 def pack(answers: Sequence[Answer], device: str) -> TrainingBatch:
     """Lays answers side by side."""
-    starts, anchors, finals, totals, features = [0], [], [], [], []
+    starts, anchors, features = [0], [], []
     for answer in answers:
-        length, prompt = len(answer.token_ids), answer.prompt_length
+        length = len(answer.token_ids)
         starts.append(starts[-1] + length)
-        anchors.append((prompt, length - 2))
+        anchors.append((answer.prompt_length, length - 2))
         # The last token was never run: it has neither features nor successors.
         features.append(torch.cat((answer.features, torch.zeros_like(answer.features[:1]))))
-        hidden = answer.final.new_zeros(length, answer.final.shape[1])
-        hidden[prompt : length - 1] = answer.final
-        finals.append(hidden)
-        total = torch.full((length,), torch.inf)
-        total[prompt : length - 1] = answer.log_totals
-        totals.append(total)
+    told = torch.zeros(starts[-1], dtype=torch.bool)
+    for start, (first, last) in zip(starts, anchors, strict=False):
+        told[start + first : start + last + 1] = True
     token_ids = torch.cat([answer.token_ids for answer in answers]).long()
-    batch = Batch(token_ids.to(device), torch.cat(features).to(device), tuple(starts), tuple(anchors))
-    return TrainingBatch(batch, torch.cat(finals).to(device), torch.cat(totals).to(device), tuple(answers))
+    return TrainingBatch(
+        batch=Batch(token_ids.to(device), torch.cat(features).to(device), tuple(starts), tuple(anchors)),
+        final=torch.cat([answer.final for answer in answers]).to(device),
+        log_totals=torch.cat([answer.log_totals for answer in answers]).to(device),
+        anchor_of=(told.cumsum(0) - 1).masked_fill(~told, -1).to(device),
+        answers=tuple(answers),
+    )
 
 
 def feature_scale(answers: Answers, count: int) -> torch.Tensor:

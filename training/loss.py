@@ -9,7 +9,8 @@ import torch
 
 from training.precision import product_dtype
 
-_ROWS = 256
+PART_ROWS = 256
+"""Rows of logits that are held at a time."""
 
 
 class _LmHeadLoss(torch.autograd.Function):
@@ -30,8 +31,8 @@ class _LmHeadLoss(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(matrix) if all(ctx.needs_input_grad[:2]) else None
         losses, best, overlaps = [], [], []
-        for start in range(0, len(hidden), _ROWS):
-            part = slice(start, start + _ROWS)
+        for start in range(0, len(hidden), PART_ROWS):
+            part = slice(start, start + PART_ROWS)
             logits = (low[part] @ matrix.t()).float()
             wanted = teacher.index_select(0, rows[part]).float()
             top, guessed = logits.max(dim=1, keepdim=True)

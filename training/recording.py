@@ -13,6 +13,7 @@ import torch
 from engine.models.base import CausalLM
 from engine.models.batch import ForwardBatch
 from engine.models.features import FeaturePoints, FeatureTap
+from engine.ops.buffers import Buffers
 
 
 @dataclass(slots=True)
@@ -51,15 +52,18 @@ class RecordingModel:
         self._points = points
         self.num_layers_read = len(points.entering)
         self._open: dict[int, Recording] = {}
+        # Where they lay before: then the model's pass need not be looked at anew.
+        self._features: Buffers | None = None
 
     def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
         """As the model's. Raises ValueError where features are asked for: the tap is taken."""
         if tap is not None:
             raise ValueError("this model's features are recorded already")
-        width = self._points.width(self.config.hidden_size)
-        out = torch.empty(len(batch.token_ids), width, device=kv.device, dtype=kv.dtype)
+        if self._features is None:
+            self._features = Buffers(kv.dtype, kv.device)
+        out, _ = self._features.get(len(batch.token_ids), self._points.width(self.config.hidden_size))
         logits = self._model.forward(batch, kv, FeatureTap(self._points, out))
-        kept = out.to("cpu", torch.bfloat16)
+        kept = out.to("cpu", torch.bfloat16, copy=True)
         totals = dict(zip(batch.logits_rows.tolist(), _log_totals(logits), strict=True))
         token_ids, blocks = batch.token_ids.tolist(), batch.block_tables[0, :, 0].tolist()
         for index, (block, context) in enumerate(zip(blocks, batch.context_lens, strict=True)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from training.dataset import TrainingBatch
+from training.loss import PART_ROWS
 from training.precision import product_dtype
 from training.target import TargetWeights
 
@@ -29,9 +30,15 @@ class Teacher:
 
     @torch.no_grad()
     def probabilities(self, training: TrainingBatch) -> torch.Tensor:
-        """[T, Vd], of the token after each, as the device multiplies.
+        """[A, Vd], of the token after each anchor, as the device multiplies.
 
         It is the share of the draft vocabulary, so that rows sum to at most 1.
         """
-        logits = (training.final.to(self._rows.dtype) @ self._rows.t()).float()
-        return logits.sub_(training.log_totals[:, None]).exp_().to(self._rows.dtype)
+        final, dtype = training.final.to(self._rows.dtype), self._rows.dtype
+        told = torch.empty(len(final), len(self._rows), dtype=dtype, device=final.device)
+        # Part by part, as the loss: then each part's logits stay in the cache.
+        for start in range(0, len(final), PART_ROWS):
+            part = slice(start, start + PART_ROWS)
+            logits = (final[part] @ self._rows.t()).float()
+            told[part] = logits.sub_(training.log_totals[part, None]).exp_()
+        return told

@@ -214,12 +214,13 @@ class Trainer:
                 share = config.chain_share if step else 1.0
                 weight = config.step_decay**step / (share * count)
                 weights = torch.full((len(found.places),), weight, device=device)
+                rows = training.anchor_of.index_select(0, found.places)
                 part, guesses, _ = lm_head_loss(
-                    head.norm(found.hidden).float(), head.lm_head.weight, probabilities, found.places, weights
+                    head.norm(found.hidden).float(), head.lm_head.weight, probabilities, rows, weights
                 )
                 loss = loss + part
                 if step == 0:
-                    best = probabilities.index_select(0, found.places).argmax(dim=1)
+                    best = probabilities.argmax(dim=1).index_select(0, rows)
                     shown = (float(part.detach()), float((guesses == best).float().mean()))
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step(config.rate_at(self.step, self._seconds))
