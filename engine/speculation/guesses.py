@@ -50,9 +50,9 @@ def likeliest(head: DraftHead, logits: torch.Tensor) -> Guesses:
         return Guesses(head.to_target(draft_ids), best - _log_sums(logits))
     # NumPy's needs a tenth of torch's time.
     array = logits.numpy()
-    places = array.argmax(axis=-1)[:, None]
-    sums = np.exp(array - np.take_along_axis(array, places, axis=-1)).sum(axis=-1, keepdims=True)
-    return Guesses(head.to_target(torch.from_numpy(places)), torch.from_numpy(-np.log(sums)))
+    draft_ids = torch.from_numpy(array.argmax(axis=-1)[:, None])
+    sums = np.exp(array - array.max(axis=-1, keepdims=True)).sum(axis=-1, keepdims=True)
+    return Guesses(head.to_target(draft_ids), torch.from_numpy(-np.log(sums)))
 
 
 def _log_sums(logits: torch.Tensor) -> torch.Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from engine.kv.block_pool import SCRATCH_BLOCK
 from engine.models.batch import ForwardBatch
 
 
@@ -33,27 +32,33 @@ def make_batch(
     spans: Sequence[Span], block_size: int, device: torch.device, num_groups: int = 1
 ) -> ForwardBatch:
     """The batch of some spans; outputs are wanted of the last entry of each."""
-    counts = np.array([len(span.tokens) for span in spans], dtype=np.int64)
-    firsts = np.array([span.first for span in spans], dtype=np.int64)
-    starts = np.zeros(len(spans) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    positions = np.arange(starts[-1], dtype=np.int64) + np.repeat(firsts - starts[:-1], counts)
-    pages, offsets = np.divmod(positions, block_size)
-    tables = _tables([span.blocks for span in spans], (firsts + counts).tolist(), block_size, num_groups)
-    slots = tables[:, np.repeat(np.arange(len(spans)), counts), pages] * block_size + offsets
-    tokens = np.concatenate([np.asarray(span.tokens, dtype=np.int64) for span in spans])
+    ends = [span.first + len(span.tokens) for span in spans]
+    tables = _tables([span.blocks for span in spans], ends, block_size, num_groups)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[list[int]] = [[] for _ in range(num_groups)]
+    starts = [0]
+    # Mostly a few entries: what NumPy saves later it costs before.
+    for span, end in zip(spans, ends, strict=True):
+        token_ids += span.tokens
+        own = range(span.first, end)
+        positions += own
+        for group, into in enumerate(slots):
+            blocks = span.blocks if num_groups == 1 else span.blocks[group::num_groups]
+            into += [_slot(blocks, position, block_size) for position in own]
+        starts.append(len(positions))
 
-    def tensor(array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    def tensor(values: Sequence[object]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
 
     return ForwardBatch(
-        token_ids=tensor(tokens),
+        token_ids=tensor(token_ids),
         positions=tensor(positions),
         slots=tensor(slots),
-        query_starts=tuple(starts.tolist()),
-        context_lens=tuple((firsts + counts).tolist()),
+        query_starts=tuple(starts),
+        context_lens=tuple(ends),
         block_tables=tensor(tables),
-        logits_rows=tensor(starts[1:] - 1),
+        logits_rows=tensor([start - 1 for start in starts[1:]]),
         first_keys=tuple(span.first_key for span in spans),
     )
 
@@ -71,15 +76,10 @@ class Ahead:
     def __init__(
         self, spans: Sequence[Span], steps: Sequence[int], block_size: int, device: torch.device
     ) -> None:
-        firsts = np.array([span.first for span in spans], dtype=np.int64)
-        ends = firsts + np.array(steps, dtype=np.int64)
+        self._spans = spans
+        self._ends = [span.first + own for span, own in zip(spans, steps, strict=True)]
+        self._block_size = block_size
         self._device = device
-        self._tables = _tables([span.blocks for span in spans], ends.tolist(), block_size, 1)
-        # [steps, B]. Those behind a sequence's own are for nobody.
-        self._positions = np.minimum(firsts + np.arange(max(steps), dtype=np.int64)[:, None], ends - 1)
-        pages, offsets = np.divmod(self._positions, block_size)
-        self._slots = self._tables[0, np.arange(len(spans)), pages] * block_size + offsets
-        self._first_keys = [span.first_key for span in spans]
         self._rows = list(range(len(spans)))
         self._fixed = self._for_rows(self._rows)
 
@@ -87,20 +87,24 @@ class Ahead:
         """The batch of entry number `step` of some sequences; all outputs are wanted.
 
         Args:
-            step: from 0 on.
+            step: from 0 on; of each of the sequences one of its own.
             rows: which sequences, in order.
             tokens: of the entries.
         """
         if rows != self._rows:
             self._rows, self._fixed = rows, self._for_rows(rows)
         query_starts, tables, logits_rows, first_keys = self._fixed
-        positions = self._positions[step, rows]
+        positions = [self._spans[row].first + step for row in rows]
+        slots = [
+            _slot(self._spans[row].blocks, position, self._block_size)
+            for row, position in zip(rows, positions, strict=True)
+        ]
         return ForwardBatch(
             token_ids=torch.tensor(tokens, device=self._device),
-            positions=torch.from_numpy(positions).to(self._device),
-            slots=torch.from_numpy(self._slots[step, rows][None]).to(self._device),
+            positions=torch.tensor(positions, device=self._device),
+            slots=torch.tensor([slots], device=self._device),
             query_starts=query_starts,
-            context_lens=tuple((positions + 1).tolist()),
+            context_lens=tuple(position + 1 for position in positions),
             block_tables=tables,
             logits_rows=logits_rows,
             first_keys=first_keys,
@@ -110,20 +114,30 @@ class Ahead:
         self, rows: list[int]
     ) -> tuple[tuple[int, ...], torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """What stays the same from step to step."""
+        spans, ends = [self._spans[row] for row in rows], [self._ends[row] for row in rows]
+        tables = _tables([span.blocks for span in spans], ends, self._block_size, 1)
         return (
             tuple(range(len(rows) + 1)),
-            torch.from_numpy(self._tables[:, rows]).to(self._device),
+            torch.tensor(tables, device=self._device),
             torch.arange(len(rows), device=self._device),
-            tuple(self._first_keys[row] for row in rows),
+            tuple(span.first_key for span in spans),
         )
+
+
+def _slot(blocks: Sequence[int], position: int, block_size: int) -> int:
+    """Where a position lies in blocks of one layer group."""
+    return blocks[position // block_size] * block_size + position % block_size
 
 
 def _tables(
     blocks: Sequence[Sequence[int]], lengths: Sequence[int], block_size: int, num_groups: int
-) -> npt.NDArray[np.int64]:
+) -> list[list[list[int]]]:
     """Tables for contexts of some lengths, [groups, B, most pages], padded with the scratch block."""
-    counts = [-(-length // block_size) * num_groups for length in lengths]
-    tables = np.zeros((len(blocks), max(counts)), dtype=np.int64)
-    for row, own, count in zip(tables, blocks, counts, strict=True):
-        row[:count] = own[:count]
-    return tables.reshape(len(blocks), -1, num_groups).transpose(2, 0, 1)
+    pages = [-(-length // block_size) for length in lengths]
+    return [
+        [
+            [*own[group : count * num_groups : num_groups], *[SCRATCH_BLOCK] * (max(pages) - count)]
+            for own, count in zip(blocks, pages, strict=True)
+        ]
+        for group in range(num_groups)
+    ]
