@@ -36,6 +36,8 @@ SHAPES = {
     "likely chain": (6, 1, 7, _LIKELY),
     "likely tree": (6, 4, 16, _LIKELY),
 }
+# Text that repeats itself goes on doing so for long.
+_LOOKED_UP = 8
 # By which the two rules are compared.
 COMPARED = ("chain of 5", "tree of 16")
 RULES = ("coupled", "standard")
@@ -57,6 +59,13 @@ def shaped(head: SpeculationConfig, shape: str) -> Variant:
     return Variant(f"{head.method} {shape}", speculation)
 
 
+def looking_up_first(head: SpeculationConfig) -> Variant:
+    """A head that drafts likely chains where the text itself has nothing to say."""
+    likely = shaped(head, "likely chain").speculation
+    speculation = replace(likely, lookup_first=True, num_speculative_tokens=_LOOKED_UP)
+    return Variant(f"{head.method} after lookup", speculation)
+
+
 def lookups() -> list[Variant]:
     """Methods that need no model, at their full length."""
     ngram = SpeculationConfig(method="ngram", num_speculative_tokens=6, adaptive=False)
@@ -66,7 +75,9 @@ def lookups() -> list[Variant]:
 
 def ways_to_draft(head: SpeculationConfig | None) -> list[Variant]:
     """Methods at fixed sizes: what they give must not depend on what pays here."""
-    return lookups() + ([] if head is None else [shaped(head, shape) for shape in SHAPES])
+    if head is None:
+        return lookups()
+    return [*lookups(), *(shaped(head, shape) for shape in SHAPES), looking_up_first(head)]
 
 
 def under_rule(variant: Variant, rule: str) -> Variant:

@@ -51,7 +51,7 @@ def make_drafters(target: Target) -> Drafters:
     others: dict[str, Drafter] = {}
     for method in methods_without_model() if config.per_request else ():
         # A tree's shape was chosen for the deployment's method.
-        chains = replace(config, method=method, model=None, eagle_topk=1)
+        chains = replace(config, method=method, model=None, eagle_topk=1, lookup_first=False)
         drafter = create_drafter(chains, target) if method != config.method else None
         if drafter is not None:
             others[method] = drafter

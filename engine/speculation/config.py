@@ -21,6 +21,8 @@ class SpeculationConfig:
         num_draft_tokens: nodes of a tree that are verified, the root included, at most 64.
         prompt_lookup_max: longest n-gram that prompt lookup matches.
         prompt_lookup_min: shortest.
+        lookup_first: a method with a model drafts what the text itself says, by prompt lookup, wherever that
+            is right as often.
         draft_p_min: an EAGLE head leaves out drafts that are less likely to be right, all before them
             included, by its own estimate; 0 leaves out none.
         medusa_choices: nodes of a Medusa tree, each by the rank of the candidate that each head contributes;
@@ -40,6 +42,7 @@ class SpeculationConfig:
     num_draft_tokens: int = 16
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    lookup_first: bool = False
     draft_p_min: float = 0.08
     medusa_choices: tuple[tuple[int, ...], ...] = ()
     verification: str = COUPLED

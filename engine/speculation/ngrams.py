@@ -16,7 +16,7 @@ class NgramIndex:
         longest: greatest.
     """
 
-    __slots__ = ("_latest", "_longest", "_shortest", "_tokens", "match")
+    __slots__ = ("_latest", "_longest", "_shortest", "_tokens", "length", "match")
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
@@ -26,6 +26,8 @@ class NgramIndex:
         self._latest: dict[tuple[int, ...], int] = {}
         self.match: int | None = None
         """Where the longest suffix that came before has ended then, latest first; None where none did."""
+        self.length = 0
+        """Tokens of that suffix."""
 
     def __len__(self) -> int:
         """Tokens taken in."""
@@ -45,7 +47,7 @@ class NgramIndex:
         return tuple(self._tokens[self.match + index % period] for index in range(count))
 
     def _take_in(self, end: int) -> None:
-        self.match = None
+        self.match, self.length = None, 0
         for size in range(self._shortest, min(self._longest, end) + 1):
             gram = tuple(self._tokens[end - size : end])
             before = self._latest.get(gram)
@@ -58,4 +60,4 @@ class NgramIndex:
                 # From now on it counts what stood before it then.
                 if size < min(self._longest, before):
                     self._latest[tuple(self._tokens[before - size - 1 : before])] = ~before
-            self.match = before
+            self.match, self.length = before, size

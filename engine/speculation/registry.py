@@ -18,6 +18,8 @@ from engine.models.config import ModelConfig
 from engine.speculation import drafters
 from engine.speculation.base import Drafter, Target
 from engine.speculation.config import SpeculationConfig
+from engine.speculation.lookup_first import LookupFirst
+from engine.speculation.settings import lookup_range
 
 NONE = "none"
 
@@ -63,7 +65,12 @@ def create_drafter(config: SpeculationConfig, target: Target) -> Drafter | None:
     if config.method == NONE:
         return None
     drafter: Drafter = _module(config).create(config, target)
-    return drafter
+    if not config.lookup_first:
+        return drafter
+    if config.method in methods_without_model():
+        raise ValueError(f"lookup_first is true, but method {config.method!r} has no model to come after it")
+    shortest, longest = lookup_range(config)
+    return LookupFirst(drafter, shortest, longest, config.num_speculative_tokens)
 
 
 def _module(config: SpeculationConfig) -> ModuleType:

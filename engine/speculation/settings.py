@@ -39,6 +39,13 @@ def check_tree(config: SpeculationConfig) -> None:
     check_range("num_draft_tokens", config.num_draft_tokens, 2, MAX_NODES)
 
 
+def lookup_range(config: SpeculationConfig) -> tuple[int, int]:
+    """Shortest and longest n-gram of prompt lookup; ValueError where there is no such range."""
+    check_range("prompt_lookup_max", config.prompt_lookup_max, 1, 64)
+    check_range("prompt_lookup_min", config.prompt_lookup_min, 1, config.prompt_lookup_max)
+    return config.prompt_lookup_min, config.prompt_lookup_max
+
+
 def max_drafts(config: SpeculationConfig) -> int:
     """Most drafts of one tree, of a method that drafts trees."""
     return config.num_speculative_tokens if config.eagle_topk == 1 else config.num_draft_tokens - 1

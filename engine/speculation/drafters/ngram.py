@@ -14,7 +14,7 @@ from engine.sequence import Sequence as EngineSequence
 from engine.speculation.base import Drafter, Target, TargetPass
 from engine.speculation.config import SpeculationConfig
 from engine.speculation.ngrams import NgramIndex
-from engine.speculation.settings import check_chain, check_range, refuse_carried, refuse_model
+from engine.speculation.settings import check_chain, lookup_range, refuse_carried, refuse_model
 from engine.speculation.tree import DraftTree
 
 NEEDS_MODEL = False
@@ -64,6 +64,4 @@ def create(config: SpeculationConfig, target: Target) -> Drafter:
     """The drafter; ValueError for settings out of bounds."""
     refuse_model(config)
     check_chain(config)
-    check_range("prompt_lookup_max", config.prompt_lookup_max, 1, 64)
-    check_range("prompt_lookup_min", config.prompt_lookup_min, 1, config.prompt_lookup_max)
-    return _PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens)
+    return _PromptLookup(*lookup_range(config), config.num_speculative_tokens)

@@ -181,9 +181,8 @@ class EagleDrafter:
 
     def _is_due(self, extent: Extent, state: EagleState) -> bool:
         """Whether its entries are to be written now: its drafts, its blocks or their reader wait for them."""
-        sequence = extent.sequence
-        is_single = len(extent.rows) == 1 and not extent.recomputed
-        return state.drafts or sequence.hold or not is_single or state.computed % self._block_size == 0
+        fills = state.computed // self._block_size > extent.first // self._block_size
+        return state.drafts or extent.sequence.hold or extent.recomputed or fills
 
     def _clear(self, blocks: Sequence[int]) -> None:
         """Marks blocks that have no entries."""
