@@ -22,6 +22,7 @@ import gc
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -76,7 +77,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Times that methods takes each prompt.")] = 1,
     few: Annotated[int, typer.Option(min=1, help="Prompts of each set in rules, formula and pair.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Most new tokens for each prompt.")] = 96,
-    load_method: Annotated[str, typer.Option(help="Drafts under load: head or ngram.")] = "head",
+    load_method: Annotated[
+        str, typer.Option(help="Drafts under load: head, lookup (before it), ngram.")
+    ] = "head",
     batches: Annotated[str, typer.Option(help="Of load.")] = ",".join(map(str, BATCHES)),
     most: Annotated[int, typer.Option(min=1, help="Most drafts under load.")] = 5,
     load_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens under load.")] = 32,
@@ -97,7 +100,14 @@ def main(
     theirs = known(entry)
     folder = theirs.head if head is None and theirs is not None else head
     own = None if folder is None else SpeculationConfig(method="eagle3", model=folder)
-    drafts = own if load_method == "head" else SpeculationConfig(method=load_method)
+    by_name = {
+        "head": own,
+        "lookup": None if own is None else replace(own, lookup_first=True),
+        "ngram": SpeculationConfig(method="ngram"),
+    }
+    if load_method not in by_name:
+        raise typer.BadParameter(f"unknown --load-method {load_method!r}: there are {', '.join(by_name)}")
+    drafts = by_name[load_method]
     if drafts is None and "load" in chosen:
         raise typer.BadParameter(
             "no head comes with this model: name one with --head, or --load-method ngram"

@@ -19,6 +19,7 @@ _OPEN = (
     "num_draft_tokens",
     "prompt_lookup_max",
     "prompt_lookup_min",
+    "lookup_first",
     "draft_p_min",
 )
 

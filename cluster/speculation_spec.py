@@ -45,10 +45,18 @@ class SpeculationSpec(Section):
         default=None, ge=2, le=_MAX_NODES, description="Nodes of a tree, its root included; default: 16."
     )
     prompt_lookup_max: int | None = Field(
-        default=None, ge=1, le=64, description="Longest n-gram that ngram matches; default: 5."
+        default=None, ge=1, le=64, description="Longest n-gram that ngram and lookup_first match; default: 5."
     )
     prompt_lookup_min: int | None = Field(
-        default=None, ge=1, le=64, description="Shortest n-gram that ngram matches; default: 2."
+        default=None,
+        ge=1,
+        le=64,
+        description="Shortest n-gram that ngram and lookup_first match; default: 2.",
+    )
+    lookup_first: bool | None = Field(
+        default=None,
+        description="A method with a model drafts what the text itself says, as ngram does, wherever that is "
+        "right as often. Default: false, but auto takes it.",
     )
     draft_p_min: float | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from engine.grammar.base import GrammarCompiler
 from engine.grammar.guidance import GuidanceCompiler
 from engine.kv.storage import SCRATCH_BLOCKS, allocate_pool, block_bytes, blocks_in_budget
 from engine.models.config import ModelConfig
+from engine.models.cores import leave_cores_to_kernels
 from engine.models.loader import load_model, torch_dtype
 from engine.models.revision import model_revision
 from engine.speculation.assembly import make_speculator
@@ -83,6 +84,7 @@ def assemble(config: WorkerConfig) -> Assembly:
         context_length=settings.max_model_len,
         kernel_cache=settings.kernel_cache,
     )
+    leave_cores_to_kernels(model)
     dtype = torch_dtype(settings.dtype)
     extra_layers = draft_layers(settings.speculation, model.config)
     bytes_per_block = block_bytes(model.config, settings.block_size, dtype, extra_layers)

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.core import LLMEngine
 from engine.kv.storage import allocate_pool
 from engine.models.base import DraftedLM
+from engine.models.cores import leave_cores_to_kernels
 from engine.models.loader import load_model, torch_dtype
 from engine.speculation.assembly import make_speculator
 from engine.speculation.base import Target
@@ -40,7 +41,7 @@ class Loaded:
         model: the target.
         model_dir: its Hugging Face folder.
         quantization: of its weights.
-        threads: of torch.
+        threads: that compute.
     """
 
     model: DraftedLM
@@ -50,9 +51,11 @@ class Loaded:
 
     @classmethod
     def load(cls, model_dir: Path, quantization: str, threads: int) -> Loaded:
-        """Loads it, and has torch use so many threads. Raises ModelError."""
+        """Loads it, to be computed with so many threads. Raises ModelError."""
         torch.set_num_threads(threads)
         model = load_model(model_dir, quantization=quantization, context_length=_MAX_MODEL_LEN)
+        # As in a worker.
+        leave_cores_to_kernels(model)
         return cls(model, model_dir, quantization, threads)
 
 

@@ -26,11 +26,13 @@ class Known:
     best: SpeculationConfig
 
 
+_DEMO_HEAD = _FOLDER / "smollm2-135m-eagle3"
 _KNOWN = {
     DEMO: Known(
-        head=_FOLDER / "smollm2-135m-eagle3",
+        head=_DEMO_HEAD,
         head_method="eagle3",
-        best=SpeculationConfig(method="ngram"),
+        # What the text itself says goes on for long; the head ends its chains by itself.
+        best=SpeculationConfig("eagle3", _DEMO_HEAD, lookup_first=True, num_speculative_tokens=8),
     )
 }
 

@@ -92,6 +92,8 @@ def guess(
     """
     count = min(count, logits.shape[1])
     drawn = [row for row, rule in enumerate(rules) if is_keyed(rule, coupled)]
+    if len(drawn) == len(rules):
+        return _drawn(head, logits, rules, ahead, count)
     best, draft_ids = logits.topk(count, dim=-1)
     log_probs = best - _log_sums(logits)
     token_ids = head.to_target(draft_ids)

@@ -40,6 +40,9 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
     "tree": ({"num_speculative_tokens": 4, "eagle_topk": 3, "num_draft_tokens": 12}, 11),
 }
 Needs = dict[str, dict[str, Any]]
+LOOKUP_FIRST = "eagle3 after lookup"
+"""A method with a model that comes after prompt lookup."""
+METHODS = (*methods(), LOOKUP_FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,10 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
     """What a method needs beside the shape."""
     folder, shape = tmp_path_factory.mktemp("heads"), HeadShape(model.config, draft_vocab=200)
     whole = replace(shape, draft_vocab=0)
+    head = {
+        "model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape)),
+        "draft_p_min": 0.0,
+    }
     return {
         "draft_model": {"model": tiny_llama(folder / "draft", seed=1, layers=1)},
         # Random heads are sure of nothing.
@@ -65,29 +72,27 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
             "model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole)),
             "draft_p_min": 0.0,
         },
-        "eagle3": {
-            "model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape)),
-            "draft_p_min": 0.0,
-        },
+        "eagle3": head,
+        LOOKUP_FIRST: {**head, "lookup_first": True},
         "medusa": {"model": write_medusa(folder / "medusa", make_medusa(model.config, 8))},
         "ngram": {"prompt_lookup_min": 1},
         "suffix": {},
     }
 
 
-@pytest.fixture(params=methods())
+@pytest.fixture(params=METHODS)
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 # Methods that draft chains alone, and refuse to be asked for trees.
 CHAINS = ("draft_model", "ngram")
-SHAPED = [(each, shape) for each in methods() for shape in SHAPES if each not in CHAINS or shape != "tree"]
+SHAPED = [(each, shape) for each in METHODS for shape in SHAPES if each not in CHAINS or shape != "tree"]
 
 
 def config_of(method: str, needs: Needs, shape: str = "chain") -> SpeculationConfig:
     assert method in needs, "say what the method needs"
-    return SpeculationConfig(method=method, **SHAPES[shape][0], **needs[method])
+    return SpeculationConfig(method=method.split()[0], **SHAPES[shape][0], **needs[method])
 
 
 def requests(count: int = 12, **changes: Any) -> list[EngineRequest]:

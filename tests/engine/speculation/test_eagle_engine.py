@@ -214,8 +214,8 @@ def test_a_sequence_that_nobody_drafts_for_costs_a_pass_of_the_head_in_a_block(
     head.forward = counted
     for _ in range(16):
         drafting.step([sequence], [0])
-    # Up to the ends of two blocks, with the token that follows.
-    assert passes == [3, 8]
+    # Up to the ends of two blocks, with the token that follows; the first slot has no entry.
+    assert passes == [8, 8]
     tokens = list(sequence.token_ids)
     drafting.step([sequence], [2])
     assert passes[2] == len(tokens) - 17

@@ -46,12 +46,13 @@ PREFIX = torch.randint(VOCAB, (37,), generator=torch.Generator().manual_seed(7))
 
 CHAINS_ALONE = ("draft_model", "ngram")
 """Methods that refuse to be asked for trees."""
+LOOKUP_FIRST = "eagle3 after lookup"
 SHAPES = [
     (method, shape)
     for method in methods()
     for shape in ("chain", "tree")
     if shape == "chain" or method not in CHAINS_ALONE
-]
+] + [(LOOKUP_FIRST, "tree"), (LOOKUP_FIRST, "chain")]
 PAGES = tuple(ANSWERS)
 # Each shape of each method meets every number of drafts, and every page size with and without swapping.
 CELLS = [
@@ -114,10 +115,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     save_tiny(target, folder / "draft")
     model = load_model(folder / "model")
     shape = HeadShape(model.config)
-    needs = {
+    head = write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape))
+    needs: dict[str, dict[str, Any]] = {
         "draft_model": {"model": folder / "draft"},
         "eagle": {"model": write_head(folder / "eagle", layers_config(shape), make_eagle1(shape))},
-        "eagle3": {"model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape))},
+        "eagle3": {"model": head},
+        LOOKUP_FIRST: {"model": head, "lookup_first": True},
         "medusa": {"model": write_medusa(folder / "medusa", make_medusa(model.config, MOST_DRAFTS))},
         "ngram": {"prompt_lookup_min": 1},
         "suffix": {},
@@ -137,7 +140,7 @@ def test_answers_are_those_without_drafts(
     topk = 1 if shape == "chain" else 3
     drafts = count if shape == "chain" else 2 * count + 1
     config = SpeculationConfig(
-        method,
+        method.split()[0],
         num_speculative_tokens=count,
         eagle_topk=topk,
         num_draft_tokens=drafts + 1,
