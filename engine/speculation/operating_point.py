@@ -101,6 +101,7 @@ class _Plan:
         allocation: drafts of each request; None before the first step.
         retried: requests that have one draft beside that.
         promised: by request, in order, what each of its drafts was to add, before `_Band.kept`.
+        coming: by request, in order, the chance that each comes where the first does.
         pass_s: of the target, by the number of drafts.
         draft_s: of the drafter, by the most drafts of one request.
         age: steps for which it was taken again.
@@ -110,6 +111,7 @@ class _Plan:
     allocation: Allocation | None = None
     retried: frozenset[int] = frozenset()
     promised: Mapping[int, Floats] = field(default_factory=dict)
+    coming: Mapping[int, Floats] = field(default_factory=dict)
     pass_s: Floats = field(default_factory=lambda: np.zeros(1))
     draft_s: Floats = field(default_factory=lambda: np.zeros(1))
     age: int = 0
@@ -191,6 +193,7 @@ class AdaptivePlanner:
             allocation,
             frozenset(requests[index] for index in retried),
             dict(zip(requests, gains, strict=True)),
+            dict(zip(requests, chances / chances[:, :1], strict=True)),
             pass_s,
             draft_s,
         )
@@ -220,7 +223,11 @@ class AdaptivePlanner:
         if not any(drafted) or plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
             return drafted
         share = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
-        gains = [(plan.promised[sequence.arrival] * share).tolist() for sequence in sequences]
+        gains: list[list[float]] = []
+        for sequence in sequences:
+            # What was promised of a draft counts the times that it does not come.
+            promised = plan.promised[sequence.arrival] / plan.coming[sequence.arrival]
+            gains.append(np.minimum.accumulate(promised * share).clip(max=1.0).tolist())
         counts = worth_verifying(gains, drafted, plan.pass_s, float(plan.draft_s[max(asked)]))
         return [
             max(count, min(1, there)) if sequence.arrival in plan.retried else count

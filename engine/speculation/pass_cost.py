@@ -84,6 +84,8 @@ class PassCostModel:
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
+        # By band of tokens: it does not change.
+        self._curves: dict[int, float] = {}
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
         """Takes one pass's measurement. What a clock says is over at once is ignored.
@@ -99,7 +101,9 @@ class PassCostModel:
         band = band_up_to(nodes)
         mean, doubt = self._basis(decodes).deviation((band,))
         deviation, variance = float(mean[0]), float(doubt[0])
-        curve = float(self._curve(np.array([band]))[0])
+        curve = self._curves.get(band)
+        if curve is None:
+            curve = self._curves[band] = float(self._curve(np.array([band]))[0])
         error = math.log(seconds) - math.log(curve) - math.log(self.level) - deviation
         sigma = math.sqrt(variance + _NOISE**2)
         slow, fast = _SLOW_SIGMAS * sigma, _FAST_SIGMAS * sigma

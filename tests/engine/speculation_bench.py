@@ -45,11 +45,22 @@ class Text:
         right: probability that a draft is right, by its position in the answer.
         found: probability that there are drafts at all, for stretches of eight tokens.
         decay: factor on `right` for each further draft of a pass.
+        least: the drafter knows `right`, and ends a chain that is right with less probability.
     """
 
     right: Callable[[int], float]
     found: float = 1.0
     decay: float = 1.0
+    least: float = 0.0
+
+    def likely(self, place: int, most: int) -> int:
+        """Of so many drafts from a place of the answer on those that are likely enough."""
+        chance = 1.0
+        for count in range(most if self.least else 0):
+            chance *= self.right(place + count) * self.decay**count
+            if chance < self.least:
+                return count
+        return most
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
         asked = list(planner.wanted(sequences))
         assert all(0 <= count <= world.most for count in asked)
         drafted = [
-            count if finds[sequence.next_index // 8] < text.found else 0
+            text.likely(sequence.next_index, count) if finds[sequence.next_index // 8] < text.found else 0
             for count, (sequence, text, _, finds) in zip(asked, batch, strict=True)
         ]
         kept = list(planner.kept(sequences, asked, drafted))
@@ -180,7 +191,8 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
         nodes = len(batch) + sum(kept)
         slow = (1 + world.noise * clock.gauss(0, 1)) * (5 if clock.random() < world.hiccups else 1)
         target_s = world.cost(nodes) + len(batch) * world.per_sequence_s + nodes * world.per_node_s
-        longest = max(asked)
+        # The draft that is too unlikely was made, too.
+        longest = max(min(room, count + 1) for room, count in zip(asked, drafted, strict=True))
         levels = min(5, longest) if world.tree else longest
         cost = PassCost(
             decodes=len(batch),

@@ -85,6 +85,18 @@ def test_drafters_that_seldom_have_anything(cost: str, batch: int) -> None:
     require_fast(world, answers_for(batch))
 
 
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("cost", ["flat", "bent", "stepped"])
+def test_drafters_that_know_when_to_end(cost: str, batch: int) -> None:
+    """Drafts that come are better than those that were asked for."""
+
+    def unsure(number: int) -> Text:
+        chances = random.Random(number).choices((0.97, 0.85, 0.5, 0.25, 0.1), k=2 * ANSWER)
+        return Text(lambda place: chances[place], least=0.08)
+
+    require_fast(World(COSTS[cost], unsure, lambda tokens: batch, draft_s=0.0004), answers_for(batch))
+
+
 @pytest.mark.parametrize("idle_s", [0.0, 0.001])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_noise_and_hiccups(noise: float, idle_s: float) -> None:
