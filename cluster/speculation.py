@@ -59,7 +59,9 @@ def plan_speculation(spec: SpeculationSpec, model: ModelEntry) -> SpeculationCon
 
 def of_prefill(planned: SpeculationConfig) -> SpeculationConfig:
     """Settings of those engines that only prefill."""
-    return planned if planned.prefill_history else replace(planned, method=NONE, model=None)
+    return (
+        planned if planned.prefill_history else replace(planned, method=NONE, model=None, lookup_first=False)
+    )
 
 
 def _bounds_of(choices: Sequence[Choice]) -> dict[str, int]:

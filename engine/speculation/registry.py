@@ -62,13 +62,15 @@ def create_drafter(config: SpeculationConfig, target: Target) -> Drafter | None:
             be.
         ModelError: the draft model or head is missing, broken, or not made for the target.
     """
+    if config.lookup_first and config.method in (NONE, *methods_without_model()):
+        raise ValueError(
+            f"lookup_first is true, but method is {config.method!r}: it is for methods with a model"
+        )
     if config.method == NONE:
         return None
     drafter: Drafter = _module(config).create(config, target)
     if not config.lookup_first:
         return drafter
-    if config.method in methods_without_model():
-        raise ValueError(f"lookup_first is true, but method {config.method!r} has no model to come after it")
     shortest, longest = lookup_range(config)
     return LookupFirst(drafter, shortest, longest, config.num_speculative_tokens)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,12 @@ def test_names_are_those_of_the_engine() -> None:
 
 def test_auto_speculates_for_the_demo_model_alone() -> None:
     assert plan_speculation(SpeculationSpec(), OTHER).method == "none"
-    assert plan_speculation(SpeculationSpec(), OWN).method in methods()
+    best = plan_speculation(SpeculationSpec(), OWN)
+    assert best.method in methods()
+    assert best.lookup_first
+    # What it is made of can be chosen one by one.
+    assert not plan_speculation(SpeculationSpec(lookup_first=False), OWN).lookup_first
+    assert not plan_speculation(SpeculationSpec(method="eagle3"), OWN).lookup_first
     assert plan_speculation(SpeculationSpec(method="none"), OWN).method == "none"
 
 
@@ -62,9 +68,9 @@ def test_medusa_choices_bring_their_bounds() -> None:
 def test_prefill_workers_have_the_head_unless_the_history_is_not_wanted() -> None:
     planned = plan_speculation(SpeculationSpec(method="eagle3"), OWN)
     assert of_prefill(planned) == planned
-    without = plan_speculation(SpeculationSpec(method="eagle3", prefill_history=False), OWN)
+    without = plan_speculation(SpeculationSpec(prefill_history=False), OWN)
     assert without.model is not None
-    assert (of_prefill(without).method, of_prefill(without).model) == ("none", None)
+    assert of_prefill(without) == replace(without, method="none", model=None, lookup_first=False)
 
 
 @pytest.mark.parametrize(

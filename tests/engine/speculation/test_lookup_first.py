@@ -139,7 +139,8 @@ def test_a_model_that_is_always_right_is_preferred(drafter: LookupFirst, model: 
     assert ask(drafter, sequence([1, 2, 3, 1, 2])) == [(5 % 7 + 3,)]
 
 
-def test_a_method_without_a_model_refuses_it_by_name() -> None:
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix"])
+def test_a_method_without_a_model_refuses_it_by_name(method: str) -> None:
     target = Target(DigestModel(), torch.empty(0), EngineConfig(Path("unused")), 1000)
-    with pytest.raises(ValueError, match="lookup_first is true, but method 'ngram' has no model"):
-        create_drafter(SpeculationConfig("ngram", lookup_first=True), target)
+    with pytest.raises(ValueError, match=f"lookup_first is true, but method is '{method}'"):
+        create_drafter(SpeculationConfig(method, lookup_first=True), target)
