@@ -14,7 +14,7 @@ from benchmarks.speculating.found import Found, positions_table, run_together, s
 from benchmarks.speculating.intervals import Interval
 from benchmarks.speculating.part import Outcome, Place
 from benchmarks.speculating.stretch import Stretch
-from benchmarks.speculating.variants import NONE, Variant, lookups, ways_to_draft
+from benchmarks.speculating.variants import AFTER_LOOKUP, NONE, Variant, lookups, ways_to_draft
 from benchmarks.speculating.workloads import requests_of
 from engine.api import EngineRequest
 from engine.quantization.registry import PLAIN
@@ -92,7 +92,9 @@ def method_verdicts(found: Found, precision: str) -> list[Verdict]:
     if precision != PLAIN:
         return []
     without = {variant.name for variant in (NONE, *lookups())}
-    heads = sorted({name for samples in found.samples.values() for name in samples} - without)
+    names = {name for samples in found.samples.values() for name in samples} - without
+    # What the text itself gives is not the head's doing.
+    heads = sorted(name for name in names if not name.endswith(AFTER_LOOKUP))
     verdicts = []
     for kind, least in LEAST_PER_PASS.items():
         workloads = [name for name in found.samples if name.endswith(kind)]

@@ -36,6 +36,8 @@ SHAPES = {
     "likely chain": (6, 1, 7, _LIKELY),
     "likely tree": (6, 4, 16, _LIKELY),
 }
+AFTER_LOOKUP = " after lookup"
+"""Ends the name of a head that the text itself goes before."""
 # Text that repeats itself goes on doing so for long.
 _LOOKED_UP = 8
 # By which the two rules are compared.
@@ -63,7 +65,7 @@ def looking_up_first(head: SpeculationConfig) -> Variant:
     """A head that drafts likely chains where the text itself has nothing to say."""
     likely = shaped(head, "likely chain").speculation
     speculation = replace(likely, lookup_first=True, num_speculative_tokens=_LOOKED_UP)
-    return Variant(f"{head.method} after lookup", speculation)
+    return Variant(f"{head.method}{AFTER_LOOKUP}", speculation)
 
 
 def lookups() -> list[Variant]:
