@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from engine.kv.block_manager import BlockManager
+from engine.models.batch import ForwardBatch
+from engine.models.features import FeaturePoints, FeatureTap
 from engine.runner import MAX_FAILED_STEPS, ModelRunner, RunResult
 from engine.sampling.rules import TokenRules
 from engine.sampling.sampler import Sampler
 from engine.schedule import Schedule
 from engine.sequence import Sequence
+from engine.speculation.tree import DraftTree
 from engine.speculation.verification.base import Bounds
 from engine.speculation.verification.registry import create_verifier
 from prefix_index.hashing import ChainHasher
@@ -17,13 +20,22 @@ from tests.engine.digest_model import VOCAB, DigestModel, kv_of, logits_of, para
 BLOCK = 4
 
 
+class TellingModel(DigestModel):
+    """Its features are the tokens."""
+
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, tap: FeatureTap | None = None) -> torch.Tensor:
+        assert tap is not None
+        tap.out[:] = batch.token_ids[:, None]
+        return super().forward(batch, kv)
+
+
 class Bench:
-    def __init__(self, model: DigestModel | None = None) -> None:
+    def __init__(self, model: DigestModel | None = None, points: FeaturePoints | None = None) -> None:
         self.model = model or DigestModel()
         self.pool = torch.zeros(31, 1, 2, 1, BLOCK, 1)
         self.blocks = BlockManager(30, BLOCK, 30, ChainHasher("m", BLOCK))
         verifier = create_verifier("coupled", Sampler(), Bounds(frozenset(), 1 << 20))
-        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, verifier)
+        self.runner = ModelRunner(self.model, self.pool, self.blocks.tables, verifier, points)
 
     def sequence(self, name: str, tokens: list[int], computed: int = 0) -> Sequence:
         sequence = Sequence(request(name, tokens, params(9)), 0, hold=False, submitted_s=0.0)
@@ -109,6 +121,31 @@ def test_an_exception_is_traced_by_running_each_alone() -> None:
     assert result.failures[1].message == "RuntimeError: poisoned"
     assert not result.failures[1].kv_is_suspect
     assert set(result.failures) == {1}
+
+
+def features_of(result: RunResult) -> list[int]:
+    assert result.features is not None
+    return result.features[:, 0].int().tolist()
+
+
+def test_features_are_those_of_sequences_that_ran_alone() -> None:
+    """Each pass writes its features where those of the one before lie."""
+    bench = Bench(TellingModel(poison=13), FeaturePoints((0,)))
+    parts = [
+        bench.sequence(name, tokens) for name, tokens in (("a", [1, 2]), ("bad", [13]), ("b", [4, 5, 6]))
+    ]
+    result = bench.runner.run(schedule((parts[0], 2), (parts[1], 1), (parts[2], 3)))
+    assert features_of(result) == [1, 2, 4, 5, 6]
+    assert result.query_starts == (0, 2, 2, 5)
+
+
+def test_features_are_those_of_the_pass_without_bad_drafts() -> None:
+    bench = Bench(TellingModel(nan=13), FeaturePoints((0,)))
+    first, drafting = bench.sequence("a", [1, 2, 3], computed=2), bench.sequence("b", [4, 5], computed=1)
+    drafting.drafts = DraftTree.chain((13, 7))
+    result = bench.runner.run(schedule((first, 1), (drafting, 3)))
+    assert tokens_of(result) == {0: (expected([1, 2, 3]),), 1: (expected([4, 5]),)}
+    assert features_of(result)[:2] == [3, 5]
 
 
 def test_failing_whatever_runs_is_raised_in_the_end() -> None:
