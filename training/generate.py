@@ -40,7 +40,8 @@ class GenerationConfig:
         num_prompts: how many answers.
         shard_size: answers of one shard.
         max_prompt_tokens: longer prompts are left out.
-        max_new_tokens: most tokens of an answer.
+        max_new_tokens: most tokens of an answer. Small models repeat themselves later on, which is easily
+            guessed: beginnings teach more.
         batch_size: answers written at once.
         seed: of the draws.
         dtype: of the engine.
@@ -52,7 +53,7 @@ class GenerationConfig:
     num_prompts: int
     shard_size: int = 64
     max_prompt_tokens: int = 1280
-    max_new_tokens: int = 256
+    max_new_tokens: int = 144
     batch_size: int = 32
     seed: int = 0
     dtype: str = "float32"

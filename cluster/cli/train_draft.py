@@ -46,7 +46,7 @@ def train_draft(
     prompts: Annotated[
         int, typer.Option(min=2, help="How many the model answers.", rich_help_panel=_DATA)
     ] = 8192,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Of an answer.", rich_help_panel=_DATA)] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Of an answer.", rich_help_panel=_DATA)] = 144,
     max_prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Longer prompts are left out.", rich_help_panel=_DATA)
     ] = 1280,

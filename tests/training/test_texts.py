@@ -71,7 +71,7 @@ def test_passages_end_with_a_sentence(tmp_path: Path) -> None:
     cut = [text for text in passages if "zeppelin" in text and text.startswith("Summarize: ")]
     assert len(cut) > 5
     assert all(text.rstrip().endswith("north.") for text in cut)
-    assert max(map(len, cut)) < 1800
+    assert 1800 < max(map(len, cut)) < 3300
 
 
 def test_what_a_folder_lacks_is_built_in() -> None:

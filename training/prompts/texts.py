@@ -22,7 +22,7 @@ from training.prompts.filling import fill, lines_of
 from training.prompts.mixture import Message, Prompt
 
 _SHORTEST_PARAGRAPH = 120
-_PASSAGE_CHARACTERS = (350, 1700)
+_PASSAGE_CHARACTERS = (350, 3200)
 _SYSTEM_SHARE = 0.06
 _BUILTIN_SHARE = 0.3
 """Of prompts of a kind for which the folder has something."""
