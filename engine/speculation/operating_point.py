@@ -43,6 +43,8 @@ _PROMISE_DECAY = 0.99
 _PROMISE_PRIOR = 30.0
 _LEAST_KEPT, _MOST_KEPT = 0.7, 1.1
 _HOPED_GAIN, _HOPED_SIGMAS = 1.1, 1.0
+_FAR_AHEAD, _PATIENCE = 1.2, 4
+"""Where drafts are so far ahead of none, it is so many times as long until a step shows again by how much."""
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 8, 64
 _CHOOSE_EVERY = 4
@@ -290,7 +292,8 @@ class AdaptivePlanner:
         if fastest != band.cap:
             timer.hurry()
         band.cap = fastest
-        if fastest and band.without.wait(steps) and self._afford(none, best):
+        patience = _PATIENCE if best.rate > _FAR_AHEAD * none.rate else 1
+        if fastest and band.without.wait(steps, patience) and self._afford(none, best):
             band.without.probed()
             return _Mode.PROBE_NONE, none
         if timer.wait(steps):

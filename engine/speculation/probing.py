@@ -21,10 +21,10 @@ class Timer:
         self._interval = first
         self._waited = 0
 
-    def wait(self, steps: int = 1) -> bool:
-        """So many steps have passed without a probe. Whether one is due."""
+    def wait(self, steps: int = 1, patience: int = 1) -> bool:
+        """So many steps have passed without a probe. Whether one is due; later by the factor `patience`."""
         self._waited += steps
-        return self._waited >= self._interval
+        return self._waited >= patience * self._interval
 
     def probed(self) -> None:
         """A probe was made: the next is due after twice as long."""
