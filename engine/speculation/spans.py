@@ -134,9 +134,10 @@ def _tables(
 ) -> list[list[list[int]]]:
     """Tables for contexts of some lengths, [groups, B, most pages], padded with the scratch block."""
     pages = [-(-length // block_size) for length in lengths]
+    most = max(pages)
     return [
         [
-            [*own[group : count * num_groups : num_groups], *[SCRATCH_BLOCK] * (max(pages) - count)]
+            [*own[group : count * num_groups : num_groups], *[SCRATCH_BLOCK] * (most - count)]
             for own, count in zip(blocks, pages, strict=True)
         ]
         for group in range(num_groups)

@@ -17,7 +17,7 @@ from engine.models.base import DraftedLM
 from engine.models.loader import load_model
 from engine.speculation.base import Target
 from engine.speculation.config import SpeculationConfig
-from engine.speculation.registry import create_drafter, methods
+from engine.speculation.registry import create_drafter, methods, methods_without_model
 from tests.engine.digest_model import run_all
 from tests.support.eagle_heads import (
     HeadShape,
@@ -40,9 +40,12 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
     "tree": ({"num_speculative_tokens": 4, "eagle_topk": 3, "num_draft_tokens": 12}, 11),
 }
 Needs = dict[str, dict[str, Any]]
-LOOKUP_FIRST = "eagle3 after lookup"
-"""A method with a model that comes after prompt lookup."""
-METHODS = (*methods(), LOOKUP_FIRST)
+AFTER_LOOKUP = " after lookup"
+"""Ends the name of a method with a model that comes after prompt lookup."""
+METHODS = (
+    *methods(),
+    *(f"{method}{AFTER_LOOKUP}" for method in methods() if method not in methods_without_model()),
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +64,22 @@ def needs(model: DraftedLM, tmp_path_factory: pytest.TempPathFactory) -> Needs:
     """What a method needs beside the shape."""
     folder, shape = tmp_path_factory.mktemp("heads"), HeadShape(model.config, draft_vocab=200)
     whole = replace(shape, draft_vocab=0)
-    head = {
-        "model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape)),
-        "draft_p_min": 0.0,
-    }
-    return {
+    alone: Needs = {
         "draft_model": {"model": tiny_llama(folder / "draft", seed=1, layers=1)},
         # Random heads are sure of nothing.
         "eagle": {
             "model": write_head(folder / "eagle", layers_config(whole), make_eagle1(whole)),
             "draft_p_min": 0.0,
         },
-        "eagle3": head,
-        LOOKUP_FIRST: {**head, "lookup_first": True},
+        "eagle3": {
+            "model": write_head(folder / "eagle3", flat_config(shape), make_eagle3(shape)),
+            "draft_p_min": 0.0,
+        },
         "medusa": {"model": write_medusa(folder / "medusa", make_medusa(model.config, 8))},
         "ngram": {"prompt_lookup_min": 1},
         "suffix": {},
     }
+    return alone | {f"{each}{AFTER_LOOKUP}": {**own, "lookup_first": True} for each, own in alone.items()}
 
 
 @pytest.fixture(params=METHODS)
@@ -87,7 +89,9 @@ def method(request: pytest.FixtureRequest) -> str:
 
 # Methods that draft chains alone, and refuse to be asked for trees.
 CHAINS = ("draft_model", "ngram")
-SHAPED = [(each, shape) for each in METHODS for shape in SHAPES if each not in CHAINS or shape != "tree"]
+SHAPED = [
+    (each, shape) for each in METHODS for shape in SHAPES if each.split()[0] not in CHAINS or shape != "tree"
+]
 
 
 def config_of(method: str, needs: Needs, shape: str = "chain") -> SpeculationConfig:
