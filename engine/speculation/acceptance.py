@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.speculation.spread import Spread
+
 Floats = npt.NDArray[np.float64]
 
 FIRST_GUESS = 0.7
@@ -31,7 +33,6 @@ _OWN_DECAY = 1 - 1 / 20
 """Of what one request has shown, with each of its tests."""
 _FIRST_SPREAD, _LEAST_SPREAD = 0.02, 0.002
 _SPREAD_PRIOR = 2000.0
-_SPREAD_DECAY = 0.998
 _CERTAIN = 0.01
 """No probability is taken to be nearer to 0 or 1."""
 
@@ -67,19 +68,16 @@ class _Own:
         tests: drafts that were checked.
         hits: of these, right ones.
         expected: right ones that the deployment's means let expect.
-        variance: of `hits`, were the request like all others.
     """
 
     tests: float = 0.0
     hits: float = 0.0
     expected: float = 0.0
-    variance: float = 0.0
 
     def take(self, hit: bool, expected: float) -> None:
         self.tests = self.tests * _OWN_DECAY + 1
         self.hits = self.hits * _OWN_DECAY + hit
         self.expected = self.expected * _OWN_DECAY + expected
-        self.variance = self.variance * _OWN_DECAY**2 + expected * (1 - expected)
 
     def shift(self, spread: float) -> float:
         """By how much its log odds differ from the deployment's.
@@ -95,22 +93,6 @@ class _Own:
         return _log_odds_of(own) - _log_odds_of(mean)
 
 
-class _Spread:
-    """The variance between requests: how much their hits vary beyond what chance explains, by moments."""
-
-    def __init__(self) -> None:
-        self._excess = _FIRST_SPREAD * _SPREAD_PRIOR
-        self._tests = _SPREAD_PRIOR
-
-    @property
-    def variance(self) -> float:
-        return max(_LEAST_SPREAD, self._excess / self._tests)
-
-    def take(self, own: _Own) -> None:
-        self._excess = self._excess * _SPREAD_DECAY + (own.hits - own.expected) ** 2 - own.variance
-        self._tests = self._tests * _SPREAD_DECAY + own.tests**2
-
-
 class ChainAcceptance:
     """Drafts one behind the other: one is right only where all before it are. As `AcceptanceModel`.
 
@@ -123,7 +105,7 @@ class ChainAcceptance:
         self._tests = [0.0] * most
         self._hits = [0.0] * most
         self._own: dict[int, _Own] = {}
-        self._spread = _Spread()
+        self._spread = Spread(_FIRST_SPREAD, _LEAST_SPREAD, _SPREAD_PRIOR)
         self._rates: list[float] = []
 
     @property
@@ -152,13 +134,14 @@ class ChainAcceptance:
         """As `AcceptanceModel.observe`. Drafts behind the first wrong one say nothing."""
         rates = self.rates
         own = self._own.setdefault(request, _Own())
-        for place in range(min(accepted + 1, drafted)):
+        tests = min(accepted + 1, drafted)
+        self._spread.take(own.hits - own.expected, own.tests, accepted - sum(rates[:tests]), tests)
+        for place in range(tests):
             hit = place < accepted
             own.take(hit, rates[place])
             kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
             self._tests[place] = kept * self._tests[place] + 1
             self._hits[place] = kept * self._hits[place] + hit
-        self._spread.take(own)
         self._rates = []
 
     def step(self) -> None:

@@ -1,4 +1,11 @@
-"""Which requests get how many drafts, for the most tokens a second: exact under the given estimates."""
+"""Which requests get how many drafts, so that all are answered soonest: exact under the given estimates.
+
+An answer takes as many passes as it has tokens, divided by its tokens a pass. Who gains a token where there are
+two a pass saves half a pass; where there is one, a whole one. So of a step's requests the logarithms of their
+tokens a pass are added up, not the tokens: a request that is fast already soon makes room for another, and a
+slow one keeps its place in the batch for long. What is served most of it by that is the mean of the requests'
+speeds in proportion (Kelly, Maulloo and Tan, 1998), which favours none of them.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +29,46 @@ class Allocation:
 
     Attributes:
         counts: of each request.
-        rate: tokens a second that are expected.
+        per_pass: tokens that are expected of each request.
+        rate: tokens a second that are expected, were each request as fast as their geometric mean.
         seconds: that the step is expected to take.
     """
 
     counts: tuple[int, ...]
+    per_pass: tuple[float, ...]
     rate: float
     seconds: float
 
 
 def worth_verifying(
-    gains: Sequence[Sequence[float]], found: Sequence[int], pass_seconds: Floats, drafting_s: float
+    gains: Sequence[Sequence[float]],
+    per_pass: Sequence[float],
+    found: Sequence[int],
+    pass_seconds: Floats,
+    drafting_s: float,
 ) -> list[int]:
-    """How many of the drafts that were found are verified for the most tokens a second, of each request.
+    """How many of the drafts that were found are verified, of each request.
 
     As `Allocator` chooses where drafts are there and paid for; for each step, so without its arrays.
 
     Args:
         gains: of each request, what each draft adds; never rising, at least as many as were found.
+        per_pass: tokens of each request in a pass on average, at least 1.
         found: drafts of each request.
         pass_seconds: as `Allocator` has it, up to all of them.
         drafting_s: what finding them took.
     """
-    pairs = zip(gains, found, strict=True)
-    order = [(gain, request) for request, (own, count) in enumerate(pairs) for gain in own[:count]]
+    order = [
+        (gain / tokens, request)
+        for request, (own, tokens, count) in enumerate(zip(gains, per_pass, found, strict=True))
+        for gain in own[:count]
+    ]
     order.sort(key=lambda draft: -draft[0])
-    tokens = float(len(found))
-    rates = [tokens / (float(pass_seconds[0]) + drafting_s)]
-    for (gain, _), seconds in zip(order, pass_seconds[1 : len(order) + 1].tolist(), strict=True):
-        tokens += gain
-        rates.append(tokens / (seconds + drafting_s))
+    passes = sum(1 / tokens for tokens in per_pass)
+    rates = [passes / (float(pass_seconds[0]) + drafting_s)]
+    for (saved, _), seconds in zip(order, pass_seconds[1 : len(order) + 1].tolist(), strict=True):
+        passes += saved
+        rates.append(passes / (seconds + drafting_s))
     least = max(rates) * _AS_GOOD
     counts = [0] * len(found)
     for rate, (_, request) in zip(rates, order, strict=False):
@@ -64,10 +81,10 @@ def worth_verifying(
 class Allocator:
     """Chooses among all ways to give a step's requests drafts.
 
-    What a request's next draft adds never rises, so for any number of drafts in all the best way is to take
-    those that add most; of these ways, one for each number, the fastest is found by trying all. That is
-    right for any cost of a pass, a curve with steps too. Drafters that guess one draft after the other are
-    paid by the longest chain, whoever asks for it: so this is done for each such cap.
+    What a request's next draft adds never rises, nor does its logarithm, so for any number of drafts in all
+    the best way is to take those that add most; of these ways, one for each number, the fastest is found by
+    trying all. That is right for any cost of a pass, a curve with steps too. Drafters that guess one draft
+    after the other are paid by the longest chain, whoever asks for it: so this is done for each such cap.
 
     Args:
         gains: [B, K], right drafts that asking for each further one adds where any come; rows never rise.
@@ -87,31 +104,39 @@ class Allocator:
     ) -> None:
         requests, most = gains.shape
         self._requests = requests
-        self._by_request = gains * chances[:, :1]
-        self._by_chance = chances
         self._pass_seconds = pass_seconds
         self._draft_seconds = draft_seconds
-        # All drafts that may be asked for, the best first.
-        order = np.argsort(-gains, axis=None, kind="stable")
+        # That there are any drafts, and each where there are.
+        some = chances[:, :1]
+        self._some = some[:, 0]
+        self._coming = chances / some
+        # [B, K + 1] by drafts of each request, and what the logarithm of that gains by each further one.
+        self._per_pass = np.ones((requests, most + 1))
+        np.cumsum(gains * some, axis=1, out=self._per_pass[:, 1:])
+        self._per_pass[:, 1:] += 1
+        steps = np.diff(np.log(self._per_pass), axis=1)
+        # All drafts that may be asked for, those first that add most where they come.
+        order = np.argsort(-(steps / some), axis=None, kind="stable")
         order = order[(np.arange(most) < np.asarray(limits)[:, None]).ravel()[order]]
         self._owners, self._depths = np.divmod(order, most)
-        self._chances = chances.ravel()[order]
-        self._gains = self._by_request.ravel()[order]
+        self._steps = steps.ravel()[order]
 
     def none(self) -> Allocation:
         """No drafts at all."""
         seconds = float(self._pass_seconds[0] + self._draft_seconds[0])
-        return Allocation((0,) * self._requests, self._requests / seconds, seconds)
+        ones = (1.0,) * self._requests
+        return Allocation((0,) * self._requests, ones, self._requests / seconds, seconds)
 
     def expected(self, counts: Sequence[int]) -> Allocation:
         """What is to be expected of given counts."""
         asked = np.asarray(counts)
-        chosen = np.arange(self._by_request.shape[1])[None, :] < asked[:, None]
-        number = int(asked.sum())
-        coming = float(self._by_chance[chosen].sum()) / max(1, number)
-        seconds = self._seconds(np.array([number]), np.array([coming]), asked.max(keepdims=True))
-        tokens = self._requests + float(self._by_request[chosen].sum())
-        return Allocation(tuple(counts), tokens / float(seconds[0]), float(seconds[0]))
+        chosen = np.arange(self._coming.shape[1])[None, :] < asked[:, None]
+        coming = self._coming[chosen].sum(keepdims=True)
+        share = (self._some * asked).sum(keepdims=True) / max(1, int(asked.sum()))
+        seconds = float(self._seconds(coming, share, asked.max(keepdims=True))[0])
+        per_pass = self._per_pass[np.arange(self._requests), asked]
+        rate = self._requests * float(np.exp(np.log(per_pass).mean())) / seconds
+        return Allocation(tuple(counts), tuple(per_pass.tolist()), rate, seconds)
 
     def further_s(self, number: int) -> float:
         """How much longer a pass takes for one draft beside `number` others."""
@@ -129,22 +154,31 @@ class Allocator:
         chosen = np.zeros((len(caps), len(self._owners) + 1), dtype=np.int64)
         chosen[:, 1:] = self._depths < np.asarray(caps)[:, None]
         numbers = chosen.cumsum(axis=1)
-        tokens, coming = np.zeros(chosen.shape), np.zeros(chosen.shape)
-        (chosen[:, 1:] * self._gains).cumsum(axis=1, out=tokens[:, 1:])
-        (chosen[:, 1:] * self._chances).cumsum(axis=1, out=coming[:, 1:])
-        seconds = self._seconds(numbers, coming / np.maximum(numbers, 1), np.asarray(caps)[:, None])
-        rates = (self._requests + tokens) / seconds
+        logs, coming, some = np.zeros((3, *chosen.shape))
+        (chosen[:, 1:] * self._steps).cumsum(axis=1, out=logs[:, 1:])
+        (chosen[:, 1:] * self._coming[self._owners, self._depths]).cumsum(axis=1, out=coming[:, 1:])
+        (chosen[:, 1:] * self._some[self._owners]).cumsum(axis=1, out=some[:, 1:])
+        seconds = self._seconds(coming, some / np.maximum(numbers, 1), np.asarray(caps)[:, None])
+        rates = self._requests * np.exp(logs / self._requests) / seconds
         rates[numbers < 1] = 0.0
         ends = (rates >= rates.max(axis=1, keepdims=True) * _AS_GOOD).argmax(axis=1)
         ways: dict[int, Allocation] = {}
+        everyone = np.arange(self._requests)
         for row, (cap, end) in enumerate(zip(caps, ends.tolist(), strict=True)):
             owners = self._owners[:end][chosen[row, 1 : end + 1] > 0]
             counts = np.bincount(owners, minlength=self._requests)
-            ways[cap] = Allocation(tuple(counts.tolist()), float(rates[row, end]), float(seconds[row, end]))
+            per_pass = self._per_pass[everyone, counts]
+            ways[cap] = Allocation(
+                tuple(counts.tolist()),
+                tuple(per_pass.tolist()),
+                float(rates[row, end]),
+                float(seconds[row, end]),
+            )
         return ways
 
-    def _seconds(self, numbers: Counts, coming: Floats, caps: Counts) -> Floats:
-        """Of steps with so many drafts, of which such a share comes: between all of them and none."""
+    def _seconds(self, coming: Floats, share: Floats, caps: Counts) -> Floats:
+        """Of steps in which so many drafts come where any do, which such a share of requests has."""
         alone = self._pass_seconds[0]
-        seconds: Floats = alone + coming * (self._pass_seconds[numbers] - alone) + self._draft_seconds[caps]
+        some = np.interp(coming, np.arange(len(self._pass_seconds)), self._pass_seconds)
+        seconds: Floats = alone + share * (some - alone) + self._draft_seconds[caps]
         return seconds

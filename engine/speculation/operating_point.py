@@ -222,7 +222,7 @@ class AdaptivePlanner:
     ) -> Sequence[int]:
         plan = self._plan
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
-        if not any(drafted) or plan.mode is not _Mode.CHOSEN or sum(drafted) == sum(asked):
+        if plan.allocation is None or plan.mode is not _Mode.CHOSEN or sum(drafted) in (0, sum(asked)):
             return drafted
         share = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
         gains: list[list[float]] = []
@@ -230,7 +230,8 @@ class AdaptivePlanner:
             # What was promised of a draft counts the times that it does not come.
             promised = plan.promised[sequence.arrival] / plan.coming[sequence.arrival]
             gains.append(np.minimum.accumulate(promised * share).clip(max=1.0).tolist())
-        counts = worth_verifying(gains, drafted, plan.pass_s, float(plan.draft_s[max(asked)]))
+        drafting_s = float(plan.draft_s[max(asked)])
+        counts = worth_verifying(gains, plan.allocation.per_pass, drafted, plan.pass_s, drafting_s)
         return [
             max(count, min(1, there)) if sequence.arrival in plan.retried else count
             for sequence, count, there in zip(sequences, counts, drafted, strict=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.speculation.acceptance import FIRST_GUESS, Floats
+from engine.speculation.spread import Spread
 
 _FIRST_EXPONENT = 0.5
 """Before any tree was checked one of n drafts is taken to hold `FIRST_GUESS` * n^0.5 right ones."""
@@ -16,9 +17,8 @@ _DEPLOYMENT_DECAY = 0.998
 _LEAST_WEIGHT, _MOST_WEIGHT = 16.0, 200.0
 _PRIOR_TREES = 4.0
 _OWN_DECAY = 1 - 1 / 16
-_FIRST_SPREAD, _LEAST_SPREAD = 0.1, 0.01
+_FIRST_SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.01, 1.0
 _SPREAD_PRIOR = 500.0
-_SPREAD_DECAY = 0.998
 _NEARLY_NONE = 1e-3
 
 
@@ -32,42 +32,18 @@ def tree_sizes(most: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Own:
-    """Right drafts of one request, and those that the deployment's means let expect; the latest count most.
-
-    `squares` are the expected ones with the squares of their weights, for the variance of `hits`.
-    """
+    """Right drafts of one request, and those that the deployment's means let expect; the latest count most."""
 
     hits: float = 0.0
     expected: float = 0.0
-    squares: float = 0.0
 
     def take(self, accepted: int, expected: float) -> None:
         self.hits = self.hits * _OWN_DECAY + accepted
         self.expected = self.expected * _OWN_DECAY + expected
-        self.squares = self.squares * _OWN_DECAY**2 + expected
 
     def factor(self, spread: float) -> float:
         """How many times more of its drafts are right; `spread` is the variance of that between requests."""
         return (1 / spread + self.hits) / (1 / spread + self.expected)
-
-
-class _Spread:
-    """How much requests differ: what varies of their hits beyond what trees of one request do, by moments."""
-
-    def __init__(self) -> None:
-        self._noise, self._expected = _SPREAD_PRIOR, _SPREAD_PRIOR
-        self._excess, self._scale = _FIRST_SPREAD * _SPREAD_PRIOR, _SPREAD_PRIOR
-
-    @property
-    def variance(self) -> float:
-        return min(max(self._excess / self._scale, _LEAST_SPREAD), 1.0)
-
-    def take(self, accepted: int, expected: float, own: _Own) -> None:
-        self._noise = self._noise * _SPREAD_DECAY + (accepted - expected) ** 2
-        self._expected = self._expected * _SPREAD_DECAY + expected
-        chance = self._noise / self._expected * own.squares
-        self._excess = self._excess * _SPREAD_DECAY + (own.hits - own.expected) ** 2 - chance
-        self._scale = self._scale * _SPREAD_DECAY + own.expected**2
 
 
 class TreeAcceptance:
@@ -85,13 +61,13 @@ class TreeAcceptance:
         self._trees = np.zeros(len(self._sizes))
         self._hits = np.zeros(len(self._sizes))
         self._own: dict[int, _Own] = {}
-        self._spread = _Spread()
+        self._spread = Spread(_FIRST_SPREAD, _LEAST_SPREAD, _SPREAD_PRIOR)
         self._known: Floats | None = None
 
     def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
         """As `AcceptanceModel.gains`."""
         none = _Own()
-        spread = self._spread.variance
+        spread = min(self._spread.variance, _MOST_SPREAD)
         factors = np.array([self._own.get(request, none).factor(spread) for request in requests])
         return factors[:, None] * self._marginal(sigmas)[None, :most]
 
@@ -99,8 +75,8 @@ class TreeAcceptance:
         """As `AcceptanceModel.observe`."""
         own = self._own.setdefault(request, _Own())
         expected = float(self._marginal()[:drafted].sum())
+        self._spread.take(own.hits - own.expected, own.expected, accepted - expected, expected)
         own.take(accepted, expected)
-        self._spread.take(accepted, expected, own)
         place = int(np.abs(np.log(self._sizes / drafted)).argmin())
         # A size next to it: brought to that by the curve.
         share = (self._sizes[place] / drafted) ** _FIRST_EXPONENT
