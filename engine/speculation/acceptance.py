@@ -33,6 +33,8 @@ _OWN_DECAY = 1 - 1 / 20
 """Of what one request has shown, with each of its tests."""
 _FIRST_SPREAD, _LEAST_SPREAD = 0.02, 0.002
 _SPREAD_PRIOR = 2000.0
+_RUN_EXPONENT, _RUN_GAIN = 0.7, 0.01
+_NEARLY_NONE = 1e-3
 _CERTAIN = 0.01
 """No probability is taken to be nearer to 0 or 1."""
 
@@ -68,11 +70,13 @@ class _Own:
         tests: drafts that were checked.
         hits: of these, right ones.
         expected: right ones that the deployment's means let expect.
+        ran: whether the last drafts were all right.
     """
 
     tests: float = 0.0
     hits: float = 0.0
     expected: float = 0.0
+    ran: int = 0
 
     def take(self, hit: bool, expected: float) -> None:
         self.tests = self.tests * _OWN_DECAY + 1
@@ -93,6 +97,43 @@ class _Own:
         return _log_odds_of(own) - _log_odds_of(mean)
 
 
+class _Positions:
+    """Tests and right drafts by position, of all requests whose last drafts came out alike."""
+
+    def __init__(self, most: int) -> None:
+        # Lists: of the few numbers that a step touches each is looked at alone.
+        self.tests = [0.0] * most
+        self.hits = [0.0] * most
+        self._rates: list[float] = []
+
+    def rates(self) -> list[float]:
+        """How often a draft was right where all before it were."""
+        if not self._rates:
+            before = FIRST_GUESS
+            for tests, hits in zip(self.tests, self.hits, strict=True):
+                before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
+                self._rates.append(before)
+        return self._rates
+
+    def log_odds(self, most: int, sigmas: float) -> Floats:
+        rates, tests = np.array(self.rates()[:most]), np.array(self.tests[:most]) + _PRIOR_TESTS
+        return _log_odds(rates + sigmas * np.sqrt(rates * (1 - rates) / tests))
+
+    def take(self, tests: int, hits: int) -> None:
+        for place in range(tests):
+            kept = min(1.0, _MOST_WEIGHT / (self.tests[place] + 1))
+            self.tests[place] = kept * self.tests[place] + 1
+            self.hits[place] = kept * self.hits[place] + (place < hits)
+        self._rates = []
+
+    def step(self) -> None:
+        for place, tests in enumerate(self.tests):
+            if tests > _LEAST_WEIGHT:
+                self.tests[place] *= _DEPLOYMENT_DECAY
+                self.hits[place] *= _DEPLOYMENT_DECAY
+        self._rates = []
+
+
 class ChainAcceptance:
     """Drafts one behind the other: one is right only where all before it are. As `AcceptanceModel`.
 
@@ -101,56 +142,50 @@ class ChainAcceptance:
     """
 
     def __init__(self, most: int) -> None:
-        # Lists: of the few numbers that a step touches each is looked at alone.
-        self._tests = [0.0] * most
-        self._hits = [0.0] * most
+        self._positions = (_Positions(most), _Positions(most))
         self._own: dict[int, _Own] = {}
+        self._run = 1.0
         self._spread = Spread(_FIRST_SPREAD, _LEAST_SPREAD, _SPREAD_PRIOR)
-        self._rates: list[float] = []
-
-    @property
-    def rates(self) -> list[float]:
-        """By position: how often a draft was right where all before it were."""
-        if not self._rates:
-            before = FIRST_GUESS
-            for tests, hits in zip(self._tests, self._hits, strict=True):
-                before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
-                self._rates.append(before)
-        return self._rates
 
     def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
         """As `AcceptanceModel.gains`."""
         none = _Own()
         spread = self._spread.variance
         shifts = np.array([self._own.get(request, none).shift(spread) for request in requests])
-        rates, tests = np.array(self.rates[:most]), np.array(self._tests[:most]) + _PRIOR_TESTS
-        if sigmas:
-            rates = rates + sigmas * np.sqrt(rates * (1 - rates) / tests)
-        odds = _log_odds(rates)[None, :] + shifts[:, None]
-        gains: Floats = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
-        return gains
+        stopped, ran = (positions.log_odds(most, sigmas) for positions in self._positions)
+        # [most, most]: odds by the drafts that are always asked for, and by position.
+        by_length = np.minimum(np.arange(1, most + 1) / self._run, 1.0) ** _RUN_EXPONENT
+        onwards = stopped + by_length[:, None] * np.maximum(ran - stopped, 0.0)
+        # [requests, lengths, positions]: all up to there are right, after a stop and in a run.
+        anew = _all_right(stopped + shifts[:, None])[:, None, :]
+        further = _all_right(onwards[None] + shifts[:, None, None])
+        lengths = np.tril(np.ones((most, most)))
+        right_anew, right_further = (anew * lengths).sum(axis=2), (further * lengths).sum(axis=2)
+        begin = anew[:, 0, :]
+        stay = np.diagonal(further, axis1=1, axis2=2)
+        running = begin / (1 - stay + begin)
+        right = right_anew + running * (right_further - right_anew)
+        gains: Floats = np.minimum.accumulate(np.diff(right, axis=1, prepend=0.0), axis=1)
+        return np.maximum(gains, _NEARLY_NONE)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """As `AcceptanceModel.observe`. Drafts behind the first wrong one say nothing."""
-        rates = self.rates
         own = self._own.setdefault(request, _Own())
+        positions = self._positions[own.ran > 0]
+        rates = positions.rates()
         tests = min(accepted + 1, drafted)
         self._spread.take(own.hits - own.expected, own.tests, accepted - sum(rates[:tests]), tests)
         for place in range(tests):
-            hit = place < accepted
-            own.take(hit, rates[place])
-            kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
-            self._tests[place] = kept * self._tests[place] + 1
-            self._hits[place] = kept * self._hits[place] + hit
-        self._rates = []
+            own.take(place < accepted, rates[place])
+        positions.take(tests, accepted)
+        if own.ran:
+            self._run += _RUN_GAIN * (own.ran - self._run)
+        own.ran = accepted if accepted == drafted else 0
 
     def step(self) -> None:
         """As `AcceptanceModel.step`."""
-        for place, tests in enumerate(self._tests):
-            if tests > _LEAST_WEIGHT:
-                self._tests[place] *= _DEPLOYMENT_DECAY
-                self._hits[place] *= _DEPLOYMENT_DECAY
-        self._rates = []
+        for positions in self._positions:
+            positions.step()
 
     def forget(self, request: int) -> None:
         """As `AcceptanceModel.forget`."""
@@ -165,3 +200,8 @@ def _log_odds_of(probability: float) -> float:
 def _log_odds(probabilities: Floats) -> Floats:
     inside = np.clip(probabilities, _CERTAIN, 1 - _CERTAIN)
     return np.log(inside / (1 - inside))
+
+
+def _all_right(log_odds: Floats) -> Floats:
+    right: Floats = np.cumprod(1 / (1 + np.exp(-log_odds)), axis=-1)
+    return right

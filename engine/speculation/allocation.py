@@ -19,7 +19,7 @@ from engine.speculation.acceptance import Floats
 
 Counts = npt.NDArray[np.int64]
 
-_AS_GOOD = 1 - 1e-3
+_AS_GOOD = 0.995
 """Of rates so near to the best the one with the fewest drafts is taken."""
 
 
