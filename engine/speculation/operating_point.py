@@ -47,7 +47,9 @@ _FAR_AHEAD, _PATIENCE = 1.2, 4
 """Where drafts are so far ahead of none, it is so many times as long until a step shows again by how much."""
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 8, 64
-_CHOOSE_EVERY = 4
+_CHOOSE_EVERY = 8
+_MOST_ENDING = 0.25
+"""Where more of the requests are near their ends, what is best now says nothing of later steps."""
 _FORGET_EVERY, _FORGET_AFTER = 512, 4096
 
 
@@ -95,15 +97,32 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
+class _Share:
+    """What one request has by a plan.
+
+    Attributes:
+        count: of drafts.
+        per_pass: tokens that are expected of it.
+        promised: right drafts by the number of drafts, before `_Band.kept`.
+        coming: right drafts that each one adds if it comes, before `_Band.kept`; never rising.
+    """
+
+    count: int
+    per_pass: float
+    promised: Sequence[float]
+    coming: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
-    """What `wanted` chose, for `kept` and `observe`.
+    """What `wanted` chose, for the steps until it chooses again.
 
     Attributes:
         mode: why.
         allocation: drafts of each request; None before the first step.
+        shares: by request.
+        newcomer: of one that was not there yet; None where no such can be told.
         retried: requests that have one draft beside that.
-        promised: by request, in order, what each of its drafts was to add, before `_Band.kept`.
-        coming: by request, in order, the chance that each comes where the first does.
         pass_s: of the target, by the number of drafts.
         draft_s: of the drafter, by the most drafts of one request.
         age: steps for which it was taken again.
@@ -111,12 +130,36 @@ class _Plan:
 
     mode: _Mode = _Mode.CHOSEN
     allocation: Allocation | None = None
+    shares: Mapping[int, _Share] = field(default_factory=dict)
+    newcomer: _Share | None = None
     retried: frozenset[int] = frozenset()
-    promised: Mapping[int, Floats] = field(default_factory=dict)
-    coming: Mapping[int, Floats] = field(default_factory=dict)
     pass_s: Floats = field(default_factory=lambda: np.zeros(1))
     draft_s: Floats = field(default_factory=lambda: np.zeros(1))
     age: int = 0
+
+    def share(self, request: int) -> _Share | None:
+        """What a request has; None where that was not thought of."""
+        return self.shares.get(request, self.newcomer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A step that is to be learnt from, and the plan that it was made by.
+
+    Attributes:
+        plan: see `_Plan`.
+        cost: of the pass.
+        outcomes: of the drafts.
+        found: of each request that was asked for drafts, for how many, and how many there were.
+        exhausted: requests all of whose drafts were verified, and which had fewer than were asked for: how
+            many were.
+    """
+
+    plan: _Plan
+    cost: PassCost
+    outcomes: Sequence[DraftOutcome]
+    found: Sequence[tuple[EngineSequence, int, int]]
+    exhausted: Mapping[int, int]
 
 
 class AdaptivePlanner:
@@ -145,8 +188,11 @@ class AdaptivePlanner:
         self._requests: dict[int, _Request] = {}
         self._budget = Budget()
         self._plan = _Plan()
-        # Requests all of whose drafts are verified, and which had fewer than were asked for: how many were.
-        self._exhausted: dict[int, int] = {}
+        # Of the step under way, for `_Seen`.
+        self._found: Sequence[tuple[EngineSequence, int, int]] = ()
+        self._exhausted: Mapping[int, int] = {}
+        # Not learnt from yet: in one go that takes far less time than after each pass, which empties caches.
+        self._seen: list[_Seen] = []
         self._steps = 0
         self._off = dict.fromkeys(OffReason, 0)
 
@@ -164,9 +210,10 @@ class AdaptivePlanner:
             self._plan = _Plan()
             self._off[OffReason.ENDING] += sum(sequence.max_drafts > 0 for sequence in sequences)
             return [0] * decodes
-        requests = [sequence.arrival for sequence in sequences]
         if (again := self._again(sequences, limits)) is not None:
             return again
+        self._learn()
+        requests = [sequence.arrival for sequence in sequences]
         own = [self._request(request) for request in requests]
         band = self._bands.setdefault(band_of(decodes), _Band())
         chances = self._outlook.chances(sequences, most)
@@ -182,22 +229,32 @@ class AdaptivePlanner:
             pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=_HOPED_SIGMAS)
             return Allocator(gains, chances, limits, pass_s, draft_s)
 
-        steps = 1 + self._plan.age
-        mode, allocation = self._choose(band, likely, hoped, most, steps)
+        steps = 1 + self._plan.age % _CHOOSE_EVERY
+        ending = [
+            limit < min(most, sequence.max_drafts) for limit, sequence in zip(limits, sequences, strict=True)
+        ]
+        caps = [cap for cap in self._caps if cap <= most]
+        if sum(ending) > _MOST_ENDING * decodes:
+            mode, allocation, age = _Mode.CHOSEN, _fastest(likely, caps), _CHOOSE_EVERY
+            self._budget.step(allocation.seconds)
+        else:
+            (mode, allocation), age = self._choose(band, likely, hoped, caps, steps), 0
         counts = list(allocation.counts)
         retried: list[int] = []
         if mode is _Mode.CHOSEN and any(counts):
             retried = self._retried(own, counts, limits, likely.further_s(sum(counts)), steps)
         for index in retried:
             counts[index] = 1
+        shares = _shares(allocation, gains, chances)
         self._plan = _Plan(
             mode,
             allocation,
+            dict(zip(requests, shares, strict=True)),
+            _usual([share for share, ends in zip(shares, ending, strict=True) if not ends]),
             frozenset(requests[index] for index in retried),
-            dict(zip(requests, gains, strict=True)),
-            dict(zip(requests, chances / chances[:, :1], strict=True)),
             pass_s,
             draft_s,
+            age,
         )
         self._count_off(mode, sequences, counts, limits)
         return counts
@@ -206,9 +263,7 @@ class AdaptivePlanner:
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
     ) -> Sequence[int]:
         """As `DraftPlanner.kept`."""
-        for sequence, room, count in zip(sequences, asked, drafted, strict=True):
-            if room:
-                self._outlook.found(sequence, room, count)
+        self._found = [found for found in zip(sequences, asked, drafted, strict=True) if found[1]]
         kept = self._worth_verifying(sequences, asked, drafted)
         self._exhausted = {
             sequence.arrival: room
@@ -221,17 +276,18 @@ class AdaptivePlanner:
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
     ) -> Sequence[int]:
         plan = self._plan
+        shares = [plan.share(sequence.arrival) for sequence in sequences]
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
-        if plan.allocation is None or plan.mode is not _Mode.CHOSEN or sum(drafted) in (0, sum(asked)):
+        if plan.mode is not _Mode.CHOSEN or sum(drafted) in (0, sum(asked)):
             return drafted
-        share = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
-        gains: list[list[float]] = []
-        for sequence in sequences:
-            # What was promised of a draft counts the times that it does not come.
-            promised = plan.promised[sequence.arrival] / plan.coming[sequence.arrival]
-            gains.append(np.minimum.accumulate(promised * share).clip(max=1.0).tolist())
-        drafting_s = float(plan.draft_s[max(asked)])
-        counts = worth_verifying(gains, plan.allocation.per_pass, drafted, plan.pass_s, drafting_s)
+        kept = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
+        counts = worth_verifying(
+            [[min(gain * kept, 1.0) for gain in share.coming] for share in shares],
+            [share.per_pass for share in shares],
+            drafted,
+            plan.pass_s,
+            float(plan.draft_s[max(asked)]),
+        )
         return [
             max(count, min(1, there)) if sequence.arrival in plan.retried else count
             for sequence, count, there in zip(sequences, counts, drafted, strict=True)
@@ -240,28 +296,43 @@ class AdaptivePlanner:
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """As `DraftPlanner.observe`."""
         self._steps += 1
-        self._outlook.step()
-        asked = max((outcome.asked for outcome in outcomes), default=0)
-        # Prompts beside decodes cost what says nothing of either.
-        if cost.decodes and not cost.prompt_tokens:
-            self._pass_cost.observe(cost.decodes, cost.nodes, cost.target_s)
-            self._draft_cost.observe(cost.decodes, asked, cost.draft_s, self._pass_cost.level)
-        drafted = [outcome for outcome in outcomes if outcome.drafted]
-        if drafted:
-            self._learn(self._bands.setdefault(band_of(max(1, cost.decodes)), _Band()), drafted)
+        self._seen.append(_Seen(self._plan, cost, outcomes, self._found, self._exhausted))
+        self._found, self._exhausted = (), {}
+        if len(self._seen) >= _CHOOSE_EVERY:
+            self._learn()
         if self._steps % _FORGET_EVERY == 0:
             self._forget()
 
+    def _learn(self) -> None:
+        """Takes what was seen since the last time."""
+        for seen in self._seen:
+            cost = seen.cost
+            self._outlook.step()
+            for sequence, asked, there in seen.found:
+                self._outlook.found(sequence, asked, there)
+            # Prompts beside decodes cost what says nothing of either.
+            if cost.decodes and not cost.prompt_tokens:
+                most = max((outcome.asked for outcome in seen.outcomes), default=0)
+                self._pass_cost.observe(cost.decodes, cost.nodes, cost.target_s)
+                self._draft_cost.observe(cost.decodes, most, cost.draft_s, self._pass_cost.level)
+            drafted = [outcome for outcome in seen.outcomes if outcome.drafted]
+            if drafted:
+                self._take(self._bands.setdefault(band_of(max(1, cost.decodes)), _Band()), seen, drafted)
+        self._seen.clear()
+
     def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
-        """The last choice, where the batch is the same: estimates change slowly, and choosing takes time."""
+        """The last choice, where it was for as many: estimates change slowly, and choosing takes time."""
         plan = self._plan
         if plan.allocation is None or plan.mode is not _Mode.CHOSEN or self._steps < _SETTLED:
             return None
-        if plan.age >= _CHOOSE_EVERY - 1 or list(plan.promised) != [s.arrival for s in sequences]:
+        if plan.age >= _CHOOSE_EVERY - 1 or len(plan.allocation.counts) != len(sequences):
             return None
-        counts = plan.allocation.counts
-        if any(count > limit for count, limit in zip(counts, limits, strict=True)):
-            return None
+        counts = []
+        for sequence, limit in zip(sequences, limits, strict=True):
+            share = plan.share(sequence.arrival)
+            if share is None:
+                return None
+            counts.append(min(share.count, limit))
         self._plan = replace(plan, retried=frozenset(), age=plan.age + 1)
         self._budget.step(plan.allocation.seconds)
         self._count_off(plan.mode, sequences, counts, limits)
@@ -278,10 +349,14 @@ class AdaptivePlanner:
         return own
 
     def _choose(
-        self, band: _Band, likely: Allocator, hoped: Callable[[], Allocator], most: int, steps: int
+        self,
+        band: _Band,
+        likely: Allocator,
+        hoped: Callable[[], Allocator],
+        caps: Sequence[int],
+        steps: int,
     ) -> tuple[_Mode, Allocation]:
         """The fastest allocation, or one that is due to be measured; `steps` since the last choice."""
-        caps = [cap for cap in self._caps if cap <= most]
         none, ways = likely.none(), likely.best(caps)
         fastest = max(ways, key=lambda cap: ways[cap].rate)
         if band.cap in ways and ways[fastest].rate < SWITCH_CAP * ways[band.cap].rate:
@@ -347,14 +422,14 @@ class AdaptivePlanner:
             if not count and sequence.max_drafts:
                 self._off[reason if limit else OffReason.ENDING] += 1
 
-    def _learn(self, band: _Band, drafted: Sequence[DraftOutcome]) -> None:
+    def _take(self, band: _Band, seen: _Seen, drafted: Sequence[DraftOutcome]) -> None:
         """Takes the outcomes of a step's drafts."""
-        promised, exhausted = self._plan.promised, self._exhausted
-        tested = [exhausted.get(outcome.sequence.arrival, outcome.drafted) for outcome in drafted]
-        expected = sum(
-            float(promised[outcome.sequence.arrival][:count].sum())
-            for outcome, count in zip(drafted, tested, strict=True)
-        )
+        plan = seen.plan
+        tested = [seen.exhausted.get(outcome.sequence.arrival, outcome.drafted) for outcome in drafted]
+        expected = 0.0
+        for outcome, count in zip(drafted, tested, strict=True):
+            share = plan.share(outcome.sequence.arrival)
+            expected += share.promised[count] if share is not None else 0.0
         hits = sum(outcome.accepted for outcome in drafted)
         if self._steps > _SETTLED:
             band.expected = band.expected * _PROMISE_DECAY + expected
@@ -362,7 +437,7 @@ class AdaptivePlanner:
         for outcome, count in zip(drafted, tested, strict=True):
             request = outcome.sequence.arrival
             self._outlook.verified(outcome.sequence, count, outcome.accepted)
-            if request in self._plan.retried and outcome.accepted:
+            if request in plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()
         if hits > expected and not band.cap:
@@ -373,3 +448,22 @@ class AdaptivePlanner:
         for request in [r for r, own in self._requests.items() if own.seen_at < self._steps - _FORGET_AFTER]:
             del self._requests[request]
             self._outlook.forget(request)
+
+
+def _fastest(likely: Allocator, caps: Sequence[int]) -> Allocation:
+    """Whatever was chosen before."""
+    return max((likely.none(), *likely.best(caps).values()), key=lambda way: way.rate)
+
+
+def _shares(allocation: Allocation, gains: Floats, chances: Floats) -> list[_Share]:
+    """Of each request."""
+    promised = np.pad(gains.cumsum(axis=1), ((0, 0), (1, 0)))
+    # What was promised of a draft counts the times that it does not come.
+    coming = np.minimum.accumulate(gains * chances[:, :1] / chances, axis=1)
+    rows = zip(allocation.counts, allocation.per_pass, promised.tolist(), coming.tolist(), strict=True)
+    return [_Share(*row) for row in rows]
+
+
+def _usual(shares: Sequence[_Share]) -> _Share | None:
+    """One with as many drafts as half of them have; None of none."""
+    return sorted(shares, key=lambda share: share.count)[len(shares) // 2] if shares else None
