@@ -1,8 +1,9 @@
 """How many drafts of a request will be right: the seam, and the model of drafts that follow one another.
 
 Leviathan et al. (2023) take a draft to be right with one probability a, which makes (1 - a^(k + 1)) / (1 - a)
-tokens of k drafts. Here each position has its own, for drafters get worse the further they look ahead; and
-each request shifts all of them, for texts differ more than positions do.
+tokens of k drafts. Here each position has its own, for drafters get worse the further they look ahead;
+another one in a run of right drafts, for what is easy to guess comes in runs; and each request shifts all of
+them, for texts differ more than positions do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _OWN_DECAY = 1 - 1 / 20
 """Of what one request has shown, with each of its tests."""
 _FIRST_SPREAD, _LEAST_SPREAD = 0.02, 0.002
 _SPREAD_PRIOR = 2000.0
-_RUN_EXPONENT, _RUN_GAIN = 0.7, 0.01
+_RUN_EXPONENT = 0.7
+"""How much the odds gain by a run rises with its length: as was measured, see docs/benchmarks.md."""
+_RUN_GAIN = 0.01
 _NEARLY_NONE = 1e-3
 _CERTAIN = 0.01
 """No probability is taken to be nearer to 0 or 1."""
@@ -43,7 +46,8 @@ class AcceptanceModel(Protocol):
     """Learns from outcomes what more drafts are worth. Requests are named by a number of their own."""
 
     def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
-        """[len(requests), most], right drafts that each further one adds on average; rows never rise.
+        """[len(requests), most], right drafts that each further one adds on average, where there are always
+        so many; rows never rise.
 
         With `sigmas` so many standard errors more than is to be expected: how many it may well be.
         """
@@ -70,13 +74,13 @@ class _Own:
         tests: drafts that were checked.
         hits: of these, right ones.
         expected: right ones that the deployment's means let expect.
-        ran: whether the last drafts were all right.
+        run: drafts of the last pass, if all of them were right; else 0.
     """
 
     tests: float = 0.0
     hits: float = 0.0
     expected: float = 0.0
-    ran: int = 0
+    run: int = 0
 
     def take(self, hit: bool, expected: float) -> None:
         self.tests = self.tests * _OWN_DECAY + 1
@@ -98,94 +102,105 @@ class _Own:
 
 
 class _Positions:
-    """Tests and right drafts by position, of all requests whose last drafts came out alike."""
+    """Tests and right drafts by position, of passes whose requests were alike before.
 
-    def __init__(self, most: int) -> None:
+    Args:
+        most: positions.
+        others: of passes that say what to expect of these before they were seen; None for no such.
+    """
+
+    def __init__(self, most: int, others: _Positions | None = None) -> None:
         # Lists: of the few numbers that a step touches each is looked at alone.
-        self.tests = [0.0] * most
-        self.hits = [0.0] * most
-        self._rates: list[float] = []
+        self._tests = [0.0] * most
+        self._hits = [0.0] * most
+        self._others = others
 
+    @property
     def rates(self) -> list[float]:
-        """How often a draft was right where all before it were."""
-        if not self._rates:
-            before = FIRST_GUESS
-            for tests, hits in zip(self.tests, self.hits, strict=True):
-                before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
-                self._rates.append(before)
-        return self._rates
+        """By position: how often a draft was right where all before it were."""
+        rates: list[float] = []
+        before = FIRST_GUESS if self._others is None else self._others.rates[0]
+        for tests, hits in zip(self._tests, self._hits, strict=True):
+            before = (hits + _PRIOR_TESTS * before) / (tests + _PRIOR_TESTS)
+            rates.append(before)
+        return rates
 
     def log_odds(self, most: int, sigmas: float) -> Floats:
-        rates, tests = np.array(self.rates()[:most]), np.array(self.tests[:most]) + _PRIOR_TESTS
+        """[most], of the rates, and so many standard errors more."""
+        rates, tests = np.array(self.rates[:most]), np.array(self._tests[:most]) + _PRIOR_TESTS
         return _log_odds(rates + sigmas * np.sqrt(rates * (1 - rates) / tests))
 
     def take(self, tests: int, hits: int) -> None:
         for place in range(tests):
-            kept = min(1.0, _MOST_WEIGHT / (self.tests[place] + 1))
-            self.tests[place] = kept * self.tests[place] + 1
-            self.hits[place] = kept * self.hits[place] + (place < hits)
-        self._rates = []
+            kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
+            self._tests[place] = kept * self._tests[place] + 1
+            self._hits[place] = kept * self._hits[place] + (place < hits)
 
     def step(self) -> None:
-        for place, tests in enumerate(self.tests):
+        for place, tests in enumerate(self._tests):
             if tests > _LEAST_WEIGHT:
-                self.tests[place] *= _DEPLOYMENT_DECAY
-                self.hits[place] *= _DEPLOYMENT_DECAY
-        self._rates = []
+                self._tests[place] *= _DEPLOYMENT_DECAY
+                self._hits[place] *= _DEPLOYMENT_DECAY
 
 
 class ChainAcceptance:
     """Drafts one behind the other: one is right only where all before it are. As `AcceptanceModel`.
+
+    What is easy to guess comes in runs. So where all of the last drafts were right, the next ones are right
+    more often, and the more so the more these were; where one was wrong, it does not matter how many there
+    had been. Both are learnt apart. Asking for more uses up more of a run in one pass, and leaves less of it
+    to the next: what k drafts bring if there are always k of them follows from how often a pass then begins
+    in a run, which is a Markov chain of two states.
 
     Args:
         most: drafts of the longest chain.
     """
 
     def __init__(self, most: int) -> None:
-        self._positions = (_Positions(most), _Positions(most))
-        self._own: dict[int, _Own] = {}
+        self._anew = _Positions(most)
+        self._running = _Positions(most, self._anew)
+        # Right drafts before passes that begin in a run, on average.
         self._run = 1.0
+        self._own: dict[int, _Own] = {}
         self._spread = Spread(_FIRST_SPREAD, _LEAST_SPREAD, _SPREAD_PRIOR)
 
     def gains(self, requests: Sequence[int], most: int, *, sigmas: float = 0.0) -> Floats:
         """As `AcceptanceModel.gains`."""
         none = _Own()
         spread = self._spread.variance
-        shifts = np.array([self._own.get(request, none).shift(spread) for request in requests])
-        stopped, ran = (positions.log_odds(most, sigmas) for positions in self._positions)
-        # [most, most]: odds by the drafts that are always asked for, and by position.
-        by_length = np.minimum(np.arange(1, most + 1) / self._run, 1.0) ** _RUN_EXPONENT
-        onwards = stopped + by_length[:, None] * np.maximum(ran - stopped, 0.0)
-        # [requests, lengths, positions]: all up to there are right, after a stop and in a run.
-        anew = _all_right(stopped + shifts[:, None])[:, None, :]
-        further = _all_right(onwards[None] + shifts[:, None, None])
-        lengths = np.tril(np.ones((most, most)))
-        right_anew, right_further = (anew * lengths).sum(axis=2), (further * lengths).sum(axis=2)
-        begin = anew[:, 0, :]
-        stay = np.diagonal(further, axis1=1, axis2=2)
-        running = begin / (1 - stay + begin)
-        right = right_anew + running * (right_further - right_anew)
-        gains: Floats = np.minimum.accumulate(np.diff(right, axis=1, prepend=0.0), axis=1)
-        return np.maximum(gains, _NEARLY_NONE)
+        shifts = np.array([self._own.get(request, none).shift(spread) for request in requests])[:, None]
+        odds = self._anew.log_odds(most, sigmas)
+        # [most, most]: by the drafts there are, and by position. Longer runs than were seen are no surer.
+        lengths = np.minimum(np.arange(1, most + 1) / self._run, 1.0)[:, None] ** _RUN_EXPONENT
+        odds_running = odds + lengths * np.maximum(self._running.log_odds(most, sigmas) - odds, 0.0)
+        # [requests, most] and [requests, most, most]: all drafts up to there are right.
+        anew, running = _all_right(odds + shifts), _all_right(odds_running + shifts[:, :, None])
+        begins, goes_on = anew, np.diagonal(running, axis1=1, axis2=2)
+        share = begins / (1 - goes_on + begins)
+        right_anew, right_running = anew.cumsum(axis=1), np.tril(running).sum(axis=2)
+        right = right_anew + share * (right_running - right_anew)
+        added = np.minimum.accumulate(np.diff(right, axis=1, prepend=0.0), axis=1)
+        gains: Floats = np.maximum(added, _NEARLY_NONE)
+        return gains
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """As `AcceptanceModel.observe`. Drafts behind the first wrong one say nothing."""
         own = self._own.setdefault(request, _Own())
-        positions = self._positions[own.ran > 0]
-        rates = positions.rates()
+        positions = self._running if own.run else self._anew
+        rates = positions.rates
         tests = min(accepted + 1, drafted)
         self._spread.take(own.hits - own.expected, own.tests, accepted - sum(rates[:tests]), tests)
         for place in range(tests):
             own.take(place < accepted, rates[place])
         positions.take(tests, accepted)
-        if own.ran:
-            self._run += _RUN_GAIN * (own.ran - self._run)
-        own.ran = accepted if accepted == drafted else 0
+        if own.run:
+            self._run += _RUN_GAIN * (own.run - self._run)
+        own.run = accepted if accepted == drafted else 0
 
     def step(self) -> None:
         """As `AcceptanceModel.step`."""
-        for positions in self._positions:
-            positions.step()
+        self._anew.step()
+        self._running.step()
 
     def forget(self, request: int) -> None:
         """As `AcceptanceModel.forget`."""
@@ -203,5 +218,6 @@ def _log_odds(probabilities: Floats) -> Floats:
 
 
 def _all_right(log_odds: Floats) -> Floats:
-    right: Floats = np.cumprod(1 / (1 + np.exp(-log_odds)), axis=-1)
-    return right
+    """Chances that all up to each position, the last axis, are right."""
+    each: Floats = 1 / (1 + np.exp(-log_odds))
+    return np.cumprod(each, axis=-1, dtype=np.float64)

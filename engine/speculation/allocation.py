@@ -1,10 +1,10 @@
 """Which requests get how many drafts, so that all are answered soonest: exact under the given estimates.
 
-An answer takes as many passes as it has tokens, divided by its tokens a pass. Who gains a token where there are
-two a pass saves half a pass; where there is one, a whole one. So of a step's requests the logarithms of their
-tokens a pass are added up, not the tokens: a request that is fast already soon makes room for another, and a
-slow one keeps its place in the batch for long. What is served most of it by that is the mean of the requests'
-speeds in proportion (Kelly, Maulloo and Tan, 1998), which favours none of them.
+An answer takes as many passes as it has tokens, divided by its tokens a pass. Who gains a token where there
+are two a pass saves half a pass; where there is one, a whole one. So it is the logarithms of the requests'
+tokens a pass that are added up, not the tokens: a request that is fast already soon makes room for another,
+and a slow one keeps its place in the batch for long. That serves most tokens in the end, and it is also the
+share that favours no request (proportional fairness: Kelly, Maulloo and Tan, 1998).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.speculation.acceptance import Floats
 
 Counts = npt.NDArray[np.int64]
 
-_AS_GOOD = 0.995
+_AS_GOOD = 0.998
 """Of rates so near to the best the one with the fewest drafts is taken."""
 
 

@@ -1,8 +1,8 @@
-"""The operating point: how many drafts each request of a step gets, so that most tokens come in a second.
+"""The operating point: how many drafts each request of a step gets, so that all are answered soonest.
 
 Estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
 drafters take (`draft_cost`), and of each drafter (`outlook`) whether it has anything to propose
-(`availability`) and how many drafts of a request will be right (`acceptance`). For each step the allocation
+(`availability`) and how many drafts of a request will be right (`acceptance`). Every few steps the allocation
 that they say is fastest is taken (`allocation`), no drafts at all among the choices. Against noise:
 
 - a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a
@@ -18,17 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-
-import numpy as np
 
 from engine.bands import band_of
 from engine.sequence import Sequence as EngineSequence
-from engine.speculation.acceptance import ChainAcceptance, Floats
+from engine.speculation.acceptance import ChainAcceptance
 from engine.speculation.allocation import Allocation, Allocator, worth_verifying
 from engine.speculation.draft_cost import DraftCostModel
 from engine.speculation.outlook import Outlook
 from engine.speculation.pass_cost import PassCostModel
+from engine.speculation.plan import Mode, Plan, Seen, shares_of, usual_of
 from engine.speculation.planner import DraftOutcome, OffReason, PassCost
 from engine.speculation.probing import Budget, Timer
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
@@ -47,18 +45,10 @@ _FAR_AHEAD, _PATIENCE = 1.2, 4
 """Where drafts are so far ahead of none, it is so many times as long until a step shows again by how much."""
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 8, 64
-_CHOOSE_EVERY = 8
+_CHOOSE_EVERY = 4
 _MOST_ENDING = 0.25
 """Where more of the requests are near their ends, what is best now says nothing of later steps."""
 _FORGET_EVERY, _FORGET_AFTER = 512, 4096
-
-
-class _Mode(Enum):
-    """Why a step is as it is: by choice, or to find out what no drafts, some, or a few more would give."""
-
-    CHOSEN = auto()
-    PROBE_NONE = auto()
-    PROBE_DRAFTS = auto()
 
 
 @dataclass(slots=True)
@@ -96,72 +86,6 @@ class _Request:
     quiet: Timer = field(default_factory=lambda: Timer(_QUIET_FIRST, _QUIET_LAST))
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What one request has by a plan.
-
-    Attributes:
-        count: of drafts.
-        per_pass: tokens that are expected of it.
-        promised: right drafts by the number of drafts, before `_Band.kept`.
-        coming: right drafts that each one adds if it comes, before `_Band.kept`; never rising.
-    """
-
-    count: int
-    per_pass: float
-    promised: Sequence[float]
-    coming: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What `wanted` chose, for the steps until it chooses again.
-
-    Attributes:
-        mode: why.
-        allocation: drafts of each request; None before the first step.
-        shares: by request.
-        newcomer: of one that was not there yet; None where no such can be told.
-        retried: requests that have one draft beside that.
-        pass_s: of the target, by the number of drafts.
-        draft_s: of the drafter, by the most drafts of one request.
-        age: steps for which it was taken again.
-    """
-
-    mode: _Mode = _Mode.CHOSEN
-    allocation: Allocation | None = None
-    shares: Mapping[int, _Share] = field(default_factory=dict)
-    newcomer: _Share | None = None
-    retried: frozenset[int] = frozenset()
-    pass_s: Floats = field(default_factory=lambda: np.zeros(1))
-    draft_s: Floats = field(default_factory=lambda: np.zeros(1))
-    age: int = 0
-
-    def share(self, request: int) -> _Share | None:
-        """What a request has; None where that was not thought of."""
-        return self.shares.get(request, self.newcomer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A step that is to be learnt from, and the plan that it was made by.
-
-    Attributes:
-        plan: see `_Plan`.
-        cost: of the pass.
-        outcomes: of the drafts.
-        found: of each request that was asked for drafts, for how many, and how many there were.
-        exhausted: requests all of whose drafts were verified, and which had fewer than were asked for: how
-            many were.
-    """
-
-    plan: _Plan
-    cost: PassCost
-    outcomes: Sequence[DraftOutcome]
-    found: Sequence[tuple[EngineSequence, int, int]]
-    exhausted: Mapping[int, int]
-
-
 class AdaptivePlanner:
     """Chooses by estimates that it learns. A `DraftPlanner`; deterministic given the measurements.
 
@@ -187,12 +111,12 @@ class AdaptivePlanner:
         self._bands: dict[int, _Band] = {}
         self._requests: dict[int, _Request] = {}
         self._budget = Budget()
-        self._plan = _Plan()
-        # Of the step under way, for `_Seen`.
+        self._plan = Plan()
+        # Of the step under way, for `Seen`.
         self._found: Sequence[tuple[EngineSequence, int, int]] = ()
         self._exhausted: Mapping[int, int] = {}
         # Not learnt from yet: in one go that takes far less time than after each pass, which empties caches.
-        self._seen: list[_Seen] = []
+        self._seen: list[Seen] = []
         self._steps = 0
         self._off = dict.fromkeys(OffReason, 0)
 
@@ -207,7 +131,7 @@ class AdaptivePlanner:
         limits = [self._limit(sequence) for sequence in sequences]
         most = max(limits, default=0)
         if most < 1:
-            self._plan = _Plan()
+            self._plan = Plan()
             self._off[OffReason.ENDING] += sum(sequence.max_drafts > 0 for sequence in sequences)
             return [0] * decodes
         if (again := self._again(sequences, limits)) is not None:
@@ -230,27 +154,28 @@ class AdaptivePlanner:
             return Allocator(gains, chances, limits, pass_s, draft_s)
 
         steps = 1 + self._plan.age % _CHOOSE_EVERY
+        usual = band.cap or 1
         ending = [
-            limit < min(most, sequence.max_drafts) for limit, sequence in zip(limits, sequences, strict=True)
+            limit < min(usual, sequence.max_drafts) for limit, sequence in zip(limits, sequences, strict=True)
         ]
         caps = [cap for cap in self._caps if cap <= most]
         if sum(ending) > _MOST_ENDING * decodes:
-            mode, allocation, age = _Mode.CHOSEN, _fastest(likely, caps), _CHOOSE_EVERY
+            mode, allocation, age = Mode.CHOSEN, _fastest(likely, caps), _CHOOSE_EVERY
             self._budget.step(allocation.seconds)
         else:
             (mode, allocation), age = self._choose(band, likely, hoped, caps, steps), 0
         counts = list(allocation.counts)
         retried: list[int] = []
-        if mode is _Mode.CHOSEN and any(counts):
+        if mode is Mode.CHOSEN and any(counts):
             retried = self._retried(own, counts, limits, likely.further_s(sum(counts)), steps)
         for index in retried:
             counts[index] = 1
-        shares = _shares(allocation, gains, chances)
-        self._plan = _Plan(
+        shares = shares_of(allocation, gains, chances)
+        self._plan = Plan(
             mode,
             allocation,
             dict(zip(requests, shares, strict=True)),
-            _usual([share for share, ends in zip(shares, ending, strict=True) if not ends]),
+            usual_of([share for share, ends in zip(shares, ending, strict=True) if not ends]),
             frozenset(requests[index] for index in retried),
             pass_s,
             draft_s,
@@ -276,9 +201,9 @@ class AdaptivePlanner:
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
     ) -> Sequence[int]:
         plan = self._plan
-        shares = [plan.share(sequence.arrival) for sequence in sequences]
+        shares = [share for sequence in sequences if (share := plan.share(sequence.arrival)) is not None]
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
-        if plan.mode is not _Mode.CHOSEN or sum(drafted) in (0, sum(asked)):
+        if plan.mode is not Mode.CHOSEN or sum(drafted) in (0, sum(asked)) or len(shares) < len(sequences):
             return drafted
         kept = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
         counts = worth_verifying(
@@ -296,7 +221,7 @@ class AdaptivePlanner:
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """As `DraftPlanner.observe`."""
         self._steps += 1
-        self._seen.append(_Seen(self._plan, cost, outcomes, self._found, self._exhausted))
+        self._seen.append(Seen(self._plan, cost, outcomes, self._found, self._exhausted))
         self._found, self._exhausted = (), {}
         if len(self._seen) >= _CHOOSE_EVERY:
             self._learn()
@@ -323,7 +248,7 @@ class AdaptivePlanner:
     def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
         """The last choice, where it was for as many: estimates change slowly, and choosing takes time."""
         plan = self._plan
-        if plan.allocation is None or plan.mode is not _Mode.CHOSEN or self._steps < _SETTLED:
+        if plan.allocation is None or plan.mode is not Mode.CHOSEN or self._steps < _SETTLED:
             return None
         if plan.age >= _CHOOSE_EVERY - 1 or len(plan.allocation.counts) != len(sequences):
             return None
@@ -355,7 +280,7 @@ class AdaptivePlanner:
         hoped: Callable[[], Allocator],
         caps: Sequence[int],
         steps: int,
-    ) -> tuple[_Mode, Allocation]:
+    ) -> tuple[Mode, Allocation]:
         """The fastest allocation, or one that is due to be measured; `steps` since the last choice."""
         none, ways = likely.none(), likely.best(caps)
         fastest = max(ways, key=lambda cap: ways[cap].rate)
@@ -371,7 +296,7 @@ class AdaptivePlanner:
         patience = _PATIENCE if best.rate > _FAR_AHEAD * none.rate else 1
         if fastest and band.without.wait(steps, patience) and self._afford(none, best):
             band.without.probed()
-            return _Mode.PROBE_NONE, none
+            return Mode.PROBE_NONE, none
         if timer.wait(steps):
             timer.probed()
             hopes = hoped().best(caps)
@@ -379,11 +304,11 @@ class AdaptivePlanner:
             if cap and hopes[cap].rate > best.rate:
                 hope = likely.expected(hopes[cap].counts)
                 if self._afford(hope, best):
-                    return _Mode.PROBE_DRAFTS, hope
+                    return Mode.PROBE_DRAFTS, hope
             if not fastest and self._afford(ways[1], best):
-                return _Mode.PROBE_DRAFTS, ways[1]
+                return Mode.PROBE_DRAFTS, ways[1]
         self._budget.step(best.seconds)
-        return _Mode.CHOSEN, best
+        return Mode.CHOSEN, best
 
     def _afford(self, way: Allocation, best: Allocation) -> bool:
         """Whether a step may be spent on a way that is not the best; then it is."""
@@ -412,9 +337,9 @@ class AdaptivePlanner:
         return retried
 
     def _count_off(
-        self, mode: _Mode, sequences: Sequence[EngineSequence], counts: Sequence[int], limits: Sequence[int]
+        self, mode: Mode, sequences: Sequence[EngineSequence], counts: Sequence[int], limits: Sequence[int]
     ) -> None:
-        if mode is _Mode.PROBE_NONE:
+        if mode is Mode.PROBE_NONE:
             reason = OffReason.PROBE
         else:
             reason = OffReason.REQUEST if any(counts) else OffReason.BATCH
@@ -422,7 +347,7 @@ class AdaptivePlanner:
             if not count and sequence.max_drafts:
                 self._off[reason if limit else OffReason.ENDING] += 1
 
-    def _take(self, band: _Band, seen: _Seen, drafted: Sequence[DraftOutcome]) -> None:
+    def _take(self, band: _Band, seen: Seen, drafted: Sequence[DraftOutcome]) -> None:
         """Takes the outcomes of a step's drafts."""
         plan = seen.plan
         tested = [seen.exhausted.get(outcome.sequence.arrival, outcome.drafted) for outcome in drafted]
@@ -453,17 +378,3 @@ class AdaptivePlanner:
 def _fastest(likely: Allocator, caps: Sequence[int]) -> Allocation:
     """Whatever was chosen before."""
     return max((likely.none(), *likely.best(caps).values()), key=lambda way: way.rate)
-
-
-def _shares(allocation: Allocation, gains: Floats, chances: Floats) -> list[_Share]:
-    """Of each request."""
-    promised = np.pad(gains.cumsum(axis=1), ((0, 0), (1, 0)))
-    # What was promised of a draft counts the times that it does not come.
-    coming = np.minimum.accumulate(gains * chances[:, :1] / chances, axis=1)
-    rows = zip(allocation.counts, allocation.per_pass, promised.tolist(), coming.tolist(), strict=True)
-    return [_Share(*row) for row in rows]
-
-
-def _usual(shares: Sequence[_Share]) -> _Share | None:
-    """One with as many drafts as half of them have; None of none."""
-    return sorted(shares, key=lambda share: share.count)[len(shares) // 2] if shares else None

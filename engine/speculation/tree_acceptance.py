@@ -32,7 +32,7 @@ def tree_sizes(most: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Own:
-    """Right drafts of one request, and those that the deployment's means let expect; the latest count most."""
+    """Right drafts of one request, and those that the deployment's means let expect, the latest first."""
 
     hits: float = 0.0
     expected: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.bands import band_of, band_up_to
-from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance
+from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance, Floats
 from engine.speculation.allocation import Allocator, worth_verifying
 from engine.speculation.availability import Availability
 from engine.speculation.draft_cost import DraftCostModel
@@ -115,6 +116,64 @@ def test_each_position_has_its_own_rate_and_each_request_its_own() -> None:
     assert model.gains([1], 3) == pytest.approx(model.gains([2], 3))
 
 
+@pytest.mark.parametrize("asked", [3, 4])
+def test_what_fewer_drafts_would_bring_where_easy_tokens_come_in_runs(asked: int) -> None:
+    """More than the first of many: they leave more of a run to the next pass."""
+    randomness = random.Random(0)
+    chances: list[float] = []
+    while len(chances) < 60_000:
+        chances += [randomness.uniform(0.1, 0.98)] * (1 + int(randomness.expovariate(0.2)))
+    easy = [randomness.random() < chance for chance in chances]
+    model = ChainAcceptance(asked)
+    promised: list[Floats] = []
+
+    def right_drafts(drafts: int, *, learning: bool = False) -> Floats:
+        """Of a pass on average, up to each position; the model says every now and then what it thinks."""
+        place = passes = 0
+        by_position = np.zeros(drafts)
+        while place < len(easy) - drafts:
+            right = next((n for n in range(drafts) if not easy[place + n]), drafts)
+            by_position[:right] += 1
+            if learning:
+                model.observe(passes // 50, drafts, right)
+                model.step()
+                if passes % 100 == 0:
+                    promised.append(model.gains([-1], asked)[0].cumsum())
+            place, passes = place + right + 1, passes + 1
+        return by_position.cumsum() / passes
+
+    seen = right_drafts(asked, learning=True)
+    thought = np.mean(promised[10:], axis=0)
+    assert thought[-1] == pytest.approx(seen[-1], rel=0.03)
+    for fewer in range(1, asked):
+        true = right_drafts(fewer)[-1]
+        assert seen[fewer - 1] < thought[fewer - 1] < true
+
+
+def test_only_what_lasts_of_a_request_counts() -> None:
+    """Half of the requests are better than the others; of the rest each is good for a while, then bad."""
+    randomness = random.Random(0)
+    lasting, passing = ChainAcceptance(1), ChainAcceptance(1)
+    for step in range(4000):
+        for request in range(4):
+            stretch = random.Random(f"{request} {step // 4}").random() < 0.5
+            lasting.observe(request, 1, int(randomness.random() < (0.8 if request % 2 else 0.4)))
+            passing.observe(request, 1, int(randomness.random() < (0.8 if stretch else 0.4)))
+        lasting.step()
+        passing.step()
+    apart = np.abs(np.diff(lasting.gains([0, 1], 1)[:, 0]))
+    assert apart > 0.25
+    assert np.ptp(passing.gains([0, 1, 2, 3], 1)) < 0.6 * apart
+
+
+def test_who_is_slow_gets_the_draft_that_adds_as_much() -> None:
+    """Two requests with one draft more to give: a token is worth more to the one that has fewer a pass."""
+    gains = np.array([[0.9, 0.4], [0.4, 0.1]])
+    pass_s, draft_s = np.array([1.0, 1.1, 1.2, 9.0, 9.0]), np.zeros(3)
+    allocator = Allocator(gains, np.ones((2, 2)), [2, 2], pass_s, draft_s)
+    assert allocator.best([2])[2].counts == (1, 1)
+
+
 @pytest.mark.parametrize("model", [ChainAcceptance(15), TreeAcceptance(15)])
 @settings(max_examples=50)
 @given(data=st.data())
@@ -177,8 +236,8 @@ def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most:
     allocator = Allocator(gains, np.ones((requests, most)), limits, pass_s, draft_s)
 
     def rate(counts: tuple[int, ...]) -> float:
-        tokens = requests + sum(gains[index, :count].sum() for index, count in enumerate(counts))
-        return tokens / (pass_s[sum(counts)] + draft_s[max(counts)])
+        per_pass = [1 + gains[index, :count].sum() for index, count in enumerate(counts)]
+        return requests * statistics.geometric_mean(per_pass) / (pass_s[sum(counts)] + draft_s[max(counts)])
 
     ways = allocator.best(list(range(1, most + 1)))
     possible = list(itertools.product(*(range(limit + 1) for limit in limits)))
@@ -188,7 +247,7 @@ def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most:
     fastest = max(rate(counts) for counts in possible if any(counts))
     found = max(ways.values(), key=lambda way: way.rate)
     assert all(count <= limit for count, limit in zip(found.counts, limits, strict=True))
-    assert rate(found.counts) >= 0.998 * fastest
+    assert rate(found.counts) >= 0.99 * fastest
     assert allocator.expected(found.counts).rate == pytest.approx(rate(found.counts))
     assert allocator.none().rate == pytest.approx(rate((0,) * requests))
 
@@ -203,15 +262,18 @@ def test_of_drafts_that_are_there_no_others_are_better_verified(
     found = [data.draw(st.integers(0, most)) for _ in range(requests)]
     pass_s = np.cumsum([data.draw(st.floats(1e-3, 1.0)) for _ in range(requests * most + 1)])
     drafting_s = data.draw(st.floats(0.0, 0.5))
+    per_pass = [data.draw(st.floats(1.0, 4.0)) for _ in range(requests)]
 
     def rate(counts: tuple[int, ...]) -> float:
-        tokens = requests + sum(gains[index, :count].sum() for index, count in enumerate(counts))
-        return tokens / (pass_s[sum(counts)] + drafting_s)
+        """Passes that are saved a second, and those that are made."""
+        rows = zip(gains, counts, per_pass, strict=True)
+        saved = sum((1 + row[:count].sum()) / tokens for row, count, tokens in rows)
+        return saved / (pass_s[sum(counts)] + drafting_s)
 
-    counts = worth_verifying(gains.tolist(), found, pass_s, drafting_s)
+    counts = worth_verifying(gains.tolist(), per_pass, found, pass_s, drafting_s)
     assert all(count <= there for count, there in zip(counts, found, strict=True))
     fastest = max(rate(own) for own in itertools.product(*(range(there + 1) for there in found)))
-    assert rate(tuple(counts)) >= 0.998 * fastest
+    assert rate(tuple(counts)) >= 0.99 * fastest
 
 
 def test_drafts_that_seldom_come_cost_as_seldom() -> None:
@@ -221,6 +283,14 @@ def test_drafts_that_seldom_come_cost_as_seldom() -> None:
     way = Allocator(gains, np.array([[0.1]]), limits, pass_s, draft_s).best([1])[1]
     assert way.seconds == pytest.approx(1.05)
     assert way.rate == pytest.approx(1.09 / 1.05)
+
+
+def test_what_drafts_cost_is_what_those_cost_that_come() -> None:
+    """Half of the requests have any, and then half of those that are asked for: not a share of all's cost."""
+    gains, chances = np.array([[0.3, 0.2, 0.1, 0.1]]), np.array([[0.5, 0.25, 0.125, 0.125]])
+    pass_s = np.array([1.0, 1.0, 1.0, 7.0, 7.0])
+    way = Allocator(gains, chances, [4], pass_s, np.zeros(5)).expected((4,))
+    assert way.seconds == pytest.approx(1.0)
 
 
 def test_timers_wait_longer_and_longer() -> None:

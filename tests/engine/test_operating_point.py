@@ -20,6 +20,17 @@ BAR = 0.97
 """Of the speed of no drafts, and of the best fixed number of them."""
 
 COSTS = {cost.__name__: cost for cost in (flat, linear, bent, stepped)}
+
+
+def runs(number: int) -> Text:
+    """Easy and hard stretches of about six tokens."""
+    randomness = random.Random(number)
+    chances: list[float] = []
+    while len(chances) < 2 * ANSWER:
+        chances += [randomness.choice((0.95, 0.3))] * (1 + int(randomness.expovariate(0.2)))
+    return Text(lambda place: chances[place])
+
+
 TEXTS = {
     "never right": lambda number: Text(lambda place: 0.0),
     "seldom right": lambda number: Text(lambda place: 0.3),
@@ -27,6 +38,7 @@ TEXTS = {
     "mostly right": lambda number: Text(lambda place: 0.9),
     "worse further on": lambda number: Text(lambda place: 0.75, decay=0.8),
     "requests differ": lambda number: Text(lambda place: (0.0, 0.9, 0.5, 0.8)[number % 4]),
+    "in runs": runs,
     "times change": lambda number: Text(lambda place: 0.9 if number // 16 % 2 else 0.1),
 }
 
@@ -64,6 +76,13 @@ def test_texts_that_differ_and_change(text: str, batch: int) -> None:
     require_fast(
         World(bent, TEXTS[text], lambda tokens: batch), answers_for(batch) + 16 * (text == "times change")
     )
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("cost", ["flat", "stepped"])
+def test_texts_that_are_easy_in_runs(cost: str, batch: int) -> None:
+    """Many drafts use up in one pass what few leave to the next."""
+    require_fast(World(COSTS[cost], TEXTS["in runs"], lambda tokens: batch), 2 * answers_for(batch))
 
 
 def test_requests_that_differ_get_what_each_is_worth() -> None:
