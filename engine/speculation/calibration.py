@@ -28,15 +28,17 @@ logger = logging.getLogger(__name__)
 
 Points = tuple[tuple[int, float], ...]
 
-BUDGET_S = 1.5
-"""Time that measuring may take, but for a machine on which one pass takes longer."""
+BUDGET_S = 6.0
+"""Time that measuring may take at most, but for a machine on which one pass takes longer."""
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128)
 """Tokens of the passes: where kernels' tiles end, and behind it."""
 
-_ROUNDS = 5
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_STEADY = 0.97
+"""Rounds go on while one of them finds a size that takes less than such a share of what it took before."""
 _DIGEST_BYTES = 8
-_VERSION = 2
+_VERSION = 3
 
 
 def calibrate(
@@ -78,9 +80,10 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     budget_s: float = BUDGET_S,
 ) -> Points:
-    """Seconds of passes by their tokens, at least of one token: the least of a few rounds, if time allows.
+    """Seconds of passes by their tokens, at least of one token: the least of some rounds, if time allows.
 
-    A round goes through all sizes, so that a machine that is slow for a moment is slow for all of them alike.
+    A round goes through all sizes, so that a machine that is slow for a moment is slow for all of them alike;
+    and there are as many as it takes until no size becomes faster, for what is kept here is kept for long.
     Sizes whose passes would outlast what is left of the budget are left out, the largest first.
     """
     sizes = [size for size in SIZES if size <= max(1, most)]
@@ -90,7 +93,8 @@ def measure(
     with torch.inference_mode():
         # Buffers are allocated and pages touched: that is no cost of a pass.
         model.forward(_pass(1, groups, kv), kv)
-        for _ in range(_ROUNDS):
+        for number in range(1, _MOST_ROUNDS + 1):
+            before = dict(least)
             for size in sizes:
                 nearest = max((known for known in least if known <= size), default=None)
                 expected_s = least[nearest] * size / nearest if nearest else 0.0
@@ -101,6 +105,9 @@ def measure(
                 _wait_for(kv)
                 seconds = max(clock() - begin_s, 1e-9)
                 least[size] = min(seconds, least.get(size, seconds))
+            is_steady = all(least[size] >= _STEADY * seconds for size, seconds in before.items())
+            if number >= _LEAST_ROUNDS and is_steady:
+                break
     kv[SCRATCH_BLOCK] = 0
     return tuple(sorted(least.items()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -38,7 +39,23 @@ def test_every_size_is_measured_and_only_scratch_is_written(model: CausalLM, kv:
 
 def test_a_slow_machine_is_measured_as_far_as_time_allows(model: CausalLM, kv: torch.Tensor) -> None:
     # Every pass takes a second by this clock, so the second one is over budget.
-    assert measure(model, kv, most=64, clock=Clock(step_s=1.0)) == ((1, 1.0),)
+    assert measure(model, kv, most=64, clock=Clock(step_s=1.0), budget_s=2.0) == ((1, 1.0),)
+
+
+def test_a_machine_that_is_slow_for_a_while_is_measured_for_longer(model: CausalLM, kv: torch.Tensor) -> None:
+    """By this clock it is so for about two rounds of two sizes, each with three readings."""
+    readings = itertools.count()
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.010 if next(readings) < 12 else 0.001
+        return now
+
+    assert dict(measure(model, kv, most=2, clock=clock, budget_s=100.0)) == {
+        1: pytest.approx(0.001),
+        2: pytest.approx(0.001),
+    }
 
 
 def test_a_warm_start_measures_nothing(model: CausalLM, kv: torch.Tensor, tmp_path: Path) -> None:
