@@ -42,6 +42,7 @@ from benchmarks.speculating.methods import run_methods
 from benchmarks.speculating.pair import Pair, run_pair
 from benchmarks.speculating.part import Outcome, Place
 from benchmarks.speculating.rules import run_rules
+from benchmarks.speculating.variants import ways_to_draft
 from benchmarks.speculating.workloads import SETS, prompts_of
 from cluster.environment import read_environment
 from cluster.model_store.heads import known
@@ -75,6 +76,7 @@ def main(
     quantization: Annotated[str, typer.Option(help=f"Of {', '.join(NAMES)}.")] = f"{PLAIN},int8",
     limit: Annotated[int, typer.Option(min=0, help="Prompts of each set in methods; 0 takes all.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Times that methods takes each prompt.")] = 1,
+    ways: Annotated[str, typer.Option(help="Of methods, by their names in its table; else all.")] = "",
     few: Annotated[int, typer.Option(min=1, help="Prompts of each set in rules, formula and pair.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Most new tokens for each prompt.")] = 96,
     load_method: Annotated[
@@ -112,6 +114,7 @@ def main(
         raise typer.BadParameter(
             "no head comes with this model: name one with --head, or --load-method ngram"
         )
+    names = _chosen(ways, tuple(way.name for way in ways_to_draft(own)), "ways to draft")
     sets = {name: prompts_of(name, prompts, entry.path, limit) for name in SETS}
     verdicts: list[Verdict] = []
     report: dict[str, object] = {}
@@ -130,7 +133,7 @@ def main(
                 Loaded.load(entry.path, precision, cores), own, sets, tokens, console, home / "benchmarks"
             )
             runs: dict[str, Callable[[Place], Outcome]] = {
-                "methods": lambda place: run_methods(place, rounds)
+                "methods": lambda place: run_methods(place, rounds, names)
             }
             if precision == precisions[0]:
                 runs["rules"] = lambda place: run_rules(place, few)
