@@ -28,7 +28,7 @@ from engine.speculation.outlook import Outlook
 from engine.speculation.pass_cost import PassCostModel
 from engine.speculation.plan import Mode, Plan, Seen, shares_of, usual_of
 from engine.speculation.planner import DraftOutcome, OffReason, PassCost
-from engine.speculation.probing import Budget, Timer
+from engine.speculation.probing import FIRST_INTERVAL, Budget, Timer
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
 SWITCH_ON = 1.02
@@ -43,6 +43,7 @@ _LEAST_KEPT, _MOST_KEPT = 0.7, 1.1
 _HOPED_GAIN, _HOPED_SIGMAS = 1.1, 1.0
 _FAR_AHEAD, _PATIENCE = 1.2, 4
 """Where drafts are so far ahead of none, it is so many times as long until a step shows again by how much."""
+_FIRST_OF_CHAINS = 2
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 8, 64
 _CHOOSE_EVERY = 4
@@ -56,20 +57,20 @@ class _Band:
     """What is kept for batches of about one size.
 
     Attributes:
-        cap: most drafts of one request, as last chosen; 0 for none, None before the first choice.
-        expected: right drafts that were promised lately.
-        hits: right drafts that there were.
         without: when a step without drafts is due, while there are some.
         drafts: when a step with drafts is due, while there are none.
         explore: when a step with another cap is due.
+        cap: most drafts of one request, as last chosen; 0 for none, None before the first choice.
+        expected: right drafts that were promised lately.
+        hits: right drafts that there were.
     """
 
+    without: Timer
+    drafts: Timer
+    explore: Timer
     cap: int | None = None
     expected: float = 0.0
     hits: float = 0.0
-    without: Timer = field(default_factory=Timer)
-    drafts: Timer = field(default_factory=Timer)
-    explore: Timer = field(default_factory=Timer)
 
     @property
     def kept(self) -> float:
@@ -108,6 +109,8 @@ class AdaptivePlanner:
         self._outlook = Outlook(lambda: TreeAcceptance(most) if branching else ChainAcceptance(most))
         self._pass_cost = PassCostModel(calibration)
         self._draft_cost = DraftCostModel()
+        # One chain says something of all others, a tree of its size alone: early ones would be misleading.
+        self._first_probe = FIRST_INTERVAL if branching else _FIRST_OF_CHAINS
         self._bands: dict[int, _Band] = {}
         self._requests: dict[int, _Request] = {}
         self._budget = Budget()
@@ -139,7 +142,7 @@ class AdaptivePlanner:
         self._learn()
         requests = [sequence.arrival for sequence in sequences]
         own = [self._request(request) for request in requests]
-        band = self._bands.setdefault(band_of(decodes), _Band())
+        band = self._band(decodes)
         chances = self._outlook.chances(sequences, most)
         draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
 
@@ -205,7 +208,7 @@ class AdaptivePlanner:
         # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
         if plan.mode is not Mode.CHOSEN or sum(drafted) in (0, sum(asked)) or len(shares) < len(sequences):
             return drafted
-        kept = self._bands.setdefault(band_of(len(sequences)), _Band()).kept
+        kept = self._band(len(sequences)).kept
         counts = worth_verifying(
             [[min(gain * kept, 1.0) for gain in share.coming] for share in shares],
             [share.per_pass for share in shares],
@@ -242,7 +245,7 @@ class AdaptivePlanner:
                 self._draft_cost.observe(cost.decodes, most, cost.draft_s, self._pass_cost.level)
             drafted = [outcome for outcome in seen.outcomes if outcome.drafted]
             if drafted:
-                self._take(self._bands.setdefault(band_of(max(1, cost.decodes)), _Band()), seen, drafted)
+                self._take(self._band(max(1, cost.decodes)), seen, drafted)
         self._seen.clear()
 
     def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
@@ -262,6 +265,13 @@ class AdaptivePlanner:
         self._budget.step(plan.allocation.seconds)
         self._count_off(plan.mode, sequences, counts, limits)
         return counts
+
+    def _band(self, decodes: int) -> _Band:
+        key = band_of(decodes)
+        if key not in self._bands:
+            first = self._first_probe
+            self._bands[key] = _Band(Timer(first), Timer(first), Timer(first))
+        return self._bands[key]
 
     def _limit(self, sequence: EngineSequence) -> int:
         """Drafts that could all be of use: one more token follows them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 BUDGET = 0.007
 """Share of all time that may be lost by steps that are not the best ones by what is known."""
 
-FIRST_INTERVAL, LAST_INTERVAL = 2, 64
+FIRST_INTERVAL, LAST_INTERVAL = 8, 64
 """Steps between two probes: at first, and at most."""
 
 _ALLOWANCE_STEPS = 3

@@ -153,8 +153,8 @@ def test_batches_that_change_quickly(cost: str) -> None:
 def test_a_loaded_server_drafts_next_to_nothing_where_that_is_slower() -> None:
     world = World(linear, TEXTS["often right"], lambda tokens: 32, noise=0.0, hiccups=0.0)
     planner = planner_of(world)
-    result = run(world, planner, 100)
-    assert result.rate > 0.99 * run(world, FixedPlanner(0), 100).rate
+    result = run(world, planner, 200)
+    assert result.rate > 0.99 * run(world, FixedPlanner(0), 200).rate
     assert planner.off[OffReason.BATCH] > 0.9 * sum(map(len, result.counts))
 
 
