@@ -140,52 +140,7 @@ class AdaptivePlanner:
         if (again := self._again(sequences, limits)) is not None:
             return again
         self._learn()
-        requests = [sequence.arrival for sequence in sequences]
-        own = [self._request(request) for request in requests]
-        band = self._band(decodes)
-        chances = self._outlook.chances(sequences, most)
-        draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
-
-        gains = self._outlook.gains(sequences, most)
-        pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1))
-        likely = Allocator(gains * band.kept, chances, limits, pass_s, draft_s)
-
-        def hoped() -> Allocator:
-            """What may well be, if more is right and passes are faster than was seen."""
-            gains = self._outlook.gains(sequences, most, sigmas=_HOPED_SIGMAS) * _HOPED_GAIN * band.kept
-            pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=_HOPED_SIGMAS)
-            return Allocator(gains, chances, limits, pass_s, draft_s)
-
-        steps = 1 + self._plan.age % _CHOOSE_EVERY
-        usual = band.cap or 1
-        ending = [
-            limit < min(usual, sequence.max_drafts) for limit, sequence in zip(limits, sequences, strict=True)
-        ]
-        caps = [cap for cap in self._caps if cap <= most]
-        if sum(ending) > _MOST_ENDING * decodes:
-            mode, allocation, age = Mode.CHOSEN, _fastest(likely, caps), _CHOOSE_EVERY
-            self._budget.step(allocation.seconds)
-        else:
-            (mode, allocation), age = self._choose(band, likely, hoped, caps, steps), 0
-        counts = list(allocation.counts)
-        retried: list[int] = []
-        if mode is Mode.CHOSEN and any(counts):
-            retried = self._retried(own, counts, limits, likely.further_s(sum(counts)), steps)
-        for index in retried:
-            counts[index] = 1
-        shares = shares_of(allocation, gains, chances)
-        self._plan = Plan(
-            mode,
-            allocation,
-            dict(zip(requests, shares, strict=True)),
-            usual_of([share for share, ends in zip(shares, ending, strict=True) if not ends]),
-            frozenset(requests[index] for index in retried),
-            pass_s,
-            draft_s,
-            age,
-        )
-        self._count_off(mode, sequences, counts, limits)
-        return counts
+        return self._chosen(sequences, limits, most)
 
     def kept(
         self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
@@ -237,6 +192,7 @@ class AdaptivePlanner:
             cost = seen.cost
             self._outlook.step()
             for sequence, asked, there in seen.found:
+                self._request(sequence.arrival)
                 self._outlook.found(sequence, asked, there)
             # Prompts beside decodes cost what says nothing of either.
             if cost.decodes and not cost.prompt_tokens:
@@ -251,7 +207,7 @@ class AdaptivePlanner:
     def _again(self, sequences: Sequence[EngineSequence], limits: Sequence[int]) -> Sequence[int] | None:
         """The last choice, where it was for as many: estimates change slowly, and choosing takes time."""
         plan = self._plan
-        if plan.allocation is None or plan.mode is not Mode.CHOSEN or self._steps < _SETTLED:
+        if plan.allocation is None or not plan.lasts or self._steps < _SETTLED:
             return None
         if plan.age >= _CHOOSE_EVERY - 1 or len(plan.allocation.counts) != len(sequences):
             return None
@@ -264,6 +220,55 @@ class AdaptivePlanner:
         self._plan = replace(plan, retried=frozenset(), age=plan.age + 1)
         self._budget.step(plan.allocation.seconds)
         self._count_off(plan.mode, sequences, counts, limits)
+        return counts
+
+    def _chosen(self, sequences: Sequence[EngineSequence], limits: Sequence[int], most: int) -> list[int]:
+        """A new choice, by all that is known now. `most` is the greatest of the limits, at least 1."""
+        decodes = len(sequences)
+        band = self._band(decodes)
+        chances = self._outlook.chances(sequences, most)
+        gains = self._outlook.gains(sequences, most)
+        pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1))
+        draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
+        likely = Allocator(gains * band.kept, chances, limits, pass_s, draft_s)
+
+        def hoped() -> Allocator:
+            """What may well be, if more is right and passes are faster than was seen."""
+            gains = self._outlook.gains(sequences, most, sigmas=_HOPED_SIGMAS) * _HOPED_GAIN * band.kept
+            pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1), sigmas=_HOPED_SIGMAS)
+            return Allocator(gains, chances, limits, pass_s, draft_s)
+
+        caps = [cap for cap in self._caps if cap <= most]
+        steps = 1 + self._plan.age
+        usual = band.cap or 1
+        ending = [
+            limit < min(usual, sequence.max_drafts) for limit, sequence in zip(limits, sequences, strict=True)
+        ]
+        if is_last := sum(ending) > _MOST_ENDING * decodes:
+            mode, allocation = Mode.CHOSEN, _fastest(likely, caps)
+            self._budget.step(allocation.seconds)
+        else:
+            mode, allocation = self._choose(band, likely, hoped, caps, steps)
+        requests = [sequence.arrival for sequence in sequences]
+        own = [self._request(request) for request in requests]
+        counts = list(allocation.counts)
+        retried: list[int] = []
+        if mode is Mode.CHOSEN and any(counts):
+            retried = self._retried(own, counts, limits, likely.further_s(sum(counts)), steps)
+        for index in retried:
+            counts[index] = 1
+        shares = shares_of(allocation, gains, chances)
+        self._plan = Plan(
+            mode=mode,
+            allocation=allocation,
+            shares=dict(zip(requests, shares, strict=True)),
+            newcomer=usual_of([share for share, ends in zip(shares, ending, strict=True) if not ends]),
+            retried=frozenset(requests[index] for index in retried),
+            pass_s=pass_s,
+            draft_s=draft_s,
+            lasts=mode is Mode.CHOSEN and not is_last,
+        )
+        self._count_off(mode, sequences, counts, limits)
         return counts
 
     def _band(self, decodes: int) -> _Band:

@@ -51,7 +51,8 @@ class Plan:
         retried: requests that have one draft beside that.
         pass_s: of the target, by the number of drafts.
         draft_s: of the drafter, by the most drafts of one request.
-        age: steps for which it was taken again.
+        lasts: whether it may be taken again.
+        age: steps for which it was.
     """
 
     mode: Mode = Mode.CHOSEN
@@ -61,6 +62,7 @@ class Plan:
     retried: frozenset[int] = frozenset()
     pass_s: Floats = field(default_factory=lambda: np.zeros(1))
     draft_s: Floats = field(default_factory=lambda: np.zeros(1))
+    lasts: bool = False
     age: int = 0
 
     def share(self, request: int) -> Share | None:

@@ -247,7 +247,7 @@ def test_no_other_allocation_is_faster(data: st.DataObject, requests: int, most:
     fastest = max(rate(counts) for counts in possible if any(counts))
     found = max(ways.values(), key=lambda way: way.rate)
     assert all(count <= limit for count, limit in zip(found.counts, limits, strict=True))
-    assert rate(found.counts) >= 0.99 * fastest
+    assert rate(found.counts) >= 0.997 * fastest
     assert allocator.expected(found.counts).rate == pytest.approx(rate(found.counts))
     assert allocator.none().rate == pytest.approx(rate((0,) * requests))
 
@@ -273,7 +273,7 @@ def test_of_drafts_that_are_there_no_others_are_better_verified(
     counts = worth_verifying(gains.tolist(), per_pass, found, pass_s, drafting_s)
     assert all(count <= there for count, there in zip(counts, found, strict=True))
     fastest = max(rate(own) for own in itertools.product(*(range(there + 1) for there in found)))
-    assert rate(tuple(counts)) >= 0.99 * fastest
+    assert rate(tuple(counts)) >= 0.997 * fastest
 
 
 def test_drafts_that_seldom_come_cost_as_seldom() -> None:

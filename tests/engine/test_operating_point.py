@@ -228,6 +228,24 @@ def test_drafts_that_were_found_are_cut_where_a_tile_ends() -> None:
     assert all(count <= there for count, there in zip(kept, drafted, strict=True))
 
 
+def test_requests_that_ended_are_forgotten() -> None:
+    """Those too that came and went between two choices."""
+    planner = AdaptivePlanner([(1, 0.02), (64, 0.02)], 4)
+    for step in range(12_000):
+        sequences = [sequence_of(0, left=100), sequence_of(1 + step, left=100)]
+        asked = planner.wanted(sequences)
+        kept = planner.kept(sequences, asked, asked)
+        outcomes = [
+            DraftOutcome(sequence, room, count, count, min(1, count))
+            for sequence, room, count in zip(sequences, asked, kept, strict=True)
+        ]
+        planner.observe(PassCost(2, 2 + sum(kept), 0, 0.02, 0.001), outcomes)
+    known = [planner._requests]
+    for learnt in planner._outlook._learnt.values():
+        known += [learnt.acceptance._own, learnt.availability._own]
+    assert all(0 < len(requests) < 5_000 for requests in known)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 draft"):
         AdaptivePlanner([(1, 0.1)], 0)
