@@ -15,6 +15,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Points = tuple[tuple[int, float], ...]
 
-BUDGET_S = 6.0
+BUDGET_S = 4.0
 """Time that measuring may take at most, but for a machine on which one pass takes longer."""
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128)
@@ -38,7 +39,20 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
 _STEADY = 0.97
 """Rounds go on while one of them finds a size that takes less than such a share of what it took before."""
 _DIGEST_BYTES = 8
-_VERSION = 3
+_VERSION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What passes took.
+
+    Attributes:
+        points: tokens and seconds.
+        is_whole: whether there was time for enough rounds of all sizes.
+    """
+
+    points: Points
+    is_whole: bool
 
 
 def calibrate(
@@ -52,6 +66,9 @@ def calibrate(
 ) -> Points:
     """Seconds of passes by their tokens, read from the folder or measured and kept there.
 
+    What was measured while others took the machine's time, as workers that start side by side do, serves this
+    once: such a machine does not finish in time.
+
     Args:
         model: the target, as it will serve.
         kv: its pool; the scratch block is written and zeroed.
@@ -64,12 +81,14 @@ def calibrate(
     known = _read(path)
     if known is not None:
         return known
-    points = measure(model, kv, most=most, clock=clock)
+    measured = measure(model, kv, most=most, clock=clock)
+    if not measured.is_whole:
+        return measured.points
     try:
-        _write(path, points)
+        _write(path, measured.points)
     except OSError as error:
         logger.warning("the cost of passes is not kept", extra=fields(path=str(path), reason=str(error)))
-    return points
+    return measured.points
 
 
 def measure(
@@ -79,7 +98,7 @@ def measure(
     most: int,
     clock: Callable[[], float] = time.perf_counter,
     budget_s: float = BUDGET_S,
-) -> Points:
+) -> Measured:
     """Seconds of passes by their tokens, at least of one token: the least of some rounds, if time allows.
 
     A round goes through all sizes, so that a machine that is slow for a moment is slow for all of them alike;
@@ -90,6 +109,7 @@ def measure(
     groups = len(model.config.layer_groups)
     end_s = clock() + budget_s
     least: dict[int, float] = {}
+    whole = 0
     with torch.inference_mode():
         # Buffers are allocated and pages touched: that is no cost of a pass.
         model.forward(_pass(1, groups, kv), kv)
@@ -105,11 +125,13 @@ def measure(
                 _wait_for(kv)
                 seconds = max(clock() - begin_s, 1e-9)
                 least[size] = min(seconds, least.get(size, seconds))
+            else:
+                whole = number
             is_steady = all(least[size] >= _STEADY * seconds for size, seconds in before.items())
             if number >= _LEAST_ROUNDS and is_steady:
                 break
     kv[SCRATCH_BLOCK] = 0
-    return tuple(sorted(least.items()))
+    return Measured(tuple(sorted(least.items())), whole >= _LEAST_ROUNDS)
 
 
 def _pass(size: int, groups: int, kv: torch.Tensor) -> ForwardBatch:

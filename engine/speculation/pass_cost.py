@@ -62,8 +62,8 @@ class PassCostModel:
     """Estimates in seconds. Deterministic given the measurements.
 
     Args:
-        calibration: (tokens, seconds) of passes without contexts, at least one; made monotone, the straight
-            line between them, the last slope behind the last.
+        calibration: (tokens, seconds) of passes without contexts, at least one; none takes longer than one of
+            more tokens, the straight line between them, the last slope behind the last.
 
     Attributes:
         level: by how much passes are slower than the curve now, whatever their size.
@@ -78,7 +78,9 @@ class PassCostModel:
         # Of several times for one size the least is right: the last that is put in.
         points = dict(sorted(calibration, reverse=True))
         self._tokens = np.array(sorted(points), dtype=np.float64)
-        self._seconds = np.maximum.accumulate(np.array([points[size] for size in sorted(points)]))
+        # Clocks err upwards: what more tokens were seen to take is enough for fewer.
+        least = np.minimum.accumulate([points[size] for size in sorted(points, reverse=True)])
+        self._seconds = np.array(least[::-1], dtype=np.float64)
         self.level = 1.0
         self._passes = 0
         # By band of sequences and band of tokens.

@@ -30,7 +30,7 @@ def kv(model: CausalLM) -> torch.Tensor:
 
 
 def test_every_size_is_measured_and_only_scratch_is_written(model: CausalLM, kv: torch.Tensor) -> None:
-    points = measure(model, kv, most=64)
+    points = measure(model, kv, most=64).points
     assert [tokens for tokens, _ in points] == [size for size in SIZES if size <= 64]
     assert all(seconds > 0 for _, seconds in points)
     assert not kv[0].any()
@@ -39,7 +39,16 @@ def test_every_size_is_measured_and_only_scratch_is_written(model: CausalLM, kv:
 
 def test_a_slow_machine_is_measured_as_far_as_time_allows(model: CausalLM, kv: torch.Tensor) -> None:
     # Every pass takes a second by this clock, so the second one is over budget.
-    assert measure(model, kv, most=64, clock=Clock(step_s=1.0), budget_s=2.0) == ((1, 1.0),)
+    measured = measure(model, kv, most=64, clock=Clock(step_s=1.0), budget_s=2.0)
+    assert measured.points == ((1, 1.0),)
+    assert not measured.is_whole
+
+
+def test_what_a_busy_machine_gave_is_measured_anew(model: CausalLM, kv: torch.Tensor, tmp_path: Path) -> None:
+    calibrate(model, kv, "ops", tmp_path, most=16, clock=Clock(step_s=0.1))
+    assert not list(tmp_path.iterdir())
+    calibrate(model, kv, "ops", tmp_path, most=16)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_machine_that_is_slow_for_a_while_is_measured_for_longer(model: CausalLM, kv: torch.Tensor) -> None:
@@ -52,7 +61,7 @@ def test_a_machine_that_is_slow_for_a_while_is_measured_for_longer(model: Causal
         now += 0.010 if next(readings) < 12 else 0.001
         return now
 
-    assert dict(measure(model, kv, most=2, clock=clock, budget_s=100.0)) == {
+    assert dict(measure(model, kv, most=2, clock=clock, budget_s=100.0).points) == {
         1: pytest.approx(0.001),
         2: pytest.approx(0.001),
     }

@@ -72,7 +72,14 @@ def test_a_hiccup_moves_estimates_little() -> None:
 
 
 def test_of_several_calibrations_of_one_size_the_least_counts() -> None:
-    assert PassCostModel([(4, 0.3), (4, 0.1), (1, 0.2)]).seconds(1, 4)[-1] == pytest.approx(0.2)
+    assert PassCostModel([(4, 0.4), (4, 0.3), (1, 0.2)]).seconds(1, 4)[-1] == pytest.approx(0.3)
+
+
+def test_fewer_tokens_take_no_longer_than_more_were_seen_to() -> None:
+    """A measurement that something came between does not make all larger passes look slow."""
+    model = PassCostModel([(1, 0.02), (2, 0.2), (4, 0.03), (8, 0.04)])
+    assert model.seconds(1, 8).tolist()[:4] == pytest.approx([0.02, 0.03, 0.03, 0.03])
+    assert model.seconds(1, 8)[-1] == pytest.approx(0.04)
 
 
 def test_the_drafter_is_cheap_until_it_is_known_and_then_what_it_is() -> None:
