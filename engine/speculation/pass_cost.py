@@ -62,8 +62,8 @@ class PassCostModel:
     """Estimates in seconds. Deterministic given the measurements.
 
     Args:
-        calibration: (tokens, seconds) of passes without contexts, at least one; none takes longer than one of
-            more tokens, the straight line between them, the last slope behind the last.
+        calibration: (tokens, seconds) of passes without contexts, at least one; what takes longer than others
+            show that it can is corrected by them. The straight line between them, then the last slope.
 
     Attributes:
         level: by how much passes are slower than the curve now, whatever their size.
@@ -78,9 +78,10 @@ class PassCostModel:
         # Of several times for one size the least is right: the last that is put in.
         points = dict(sorted(calibration, reverse=True))
         self._tokens = np.array(sorted(points), dtype=np.float64)
-        # Clocks err upwards: what more tokens were seen to take is enough for fewer.
-        least = np.minimum.accumulate([points[size] for size in sorted(points, reverse=True)])
-        self._seconds = np.array(least[::-1], dtype=np.float64)
+        # Clocks err upwards: what more tokens were seen to take is enough for fewer, and so are passes of
+        # fewer one after the other for more.
+        passes = np.ceil(self._tokens[:, None] / self._tokens[None, :])
+        self._seconds = (passes * [points[size] for size in sorted(points)]).min(axis=1)
         self.level = 1.0
         self._passes = 0
         # By band of sequences and band of tokens.

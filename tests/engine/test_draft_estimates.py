@@ -82,6 +82,11 @@ def test_fewer_tokens_take_no_longer_than_more_were_seen_to() -> None:
     assert model.seconds(1, 8)[-1] == pytest.approx(0.04)
 
 
+def test_more_tokens_take_no_longer_than_as_many_passes() -> None:
+    model = PassCostModel([(1, 0.02), (2, 0.2), (4, 0.3), (8, 0.5)])
+    assert model.seconds(1, 8)[[0, 1, 3, 7]].tolist() == pytest.approx([0.02, 0.04, 0.08, 0.16])
+
+
 def test_the_drafter_is_cheap_until_it_is_known_and_then_what_it_is() -> None:
     model = DraftCostModel()
     assert not model.seconds(4, 8, level=1.0).any()
