@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,25 @@ from engine.bands import band_of
 
 Seconds = npt.NDArray[np.float64]
 
-_GAIN = 0.1
-_BOUND = 1.6
+_KEPT = 16
+_SLOWEST = 4
+"""Of so many samples the slowest are left out, one in so many: clocks err upwards."""
+_COLD = 2
+"""Steps with drafts that an engine begins with, and that say nothing: pages are touched, weights packed."""
 
 
-@dataclass(slots=True)
-class _Mean:
-    """A running mean. First samples weigh alike; later ones count within bounds, for clocks have hiccups."""
+class _Latest:
+    """The mean of the latest samples but for the slowest ones: whatever disturbed a few of them is forgotten."""
 
-    value: float
-    samples: int = 1
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_KEPT)
+        self.value = 0.0
 
     def take(self, sample: float) -> None:
-        self.samples += 1
-        bounded = min(max(sample, self.value / _BOUND), self.value * _BOUND)
-        self.value += max(_GAIN, 1 / self.samples) * (bounded - self.value)
+        self._samples.append(sample)
+        number = len(self._samples)
+        fastest = sorted(self._samples)[: number - (number + _SLOWEST // 2) // _SLOWEST]
+        self.value = sum(fastest) / len(fastest)
 
 
 class DraftCostModel:
@@ -38,7 +42,8 @@ class DraftCostModel:
     """
 
     def __init__(self) -> None:
-        self._means: dict[int, dict[int, _Mean]] = {}
+        self._cold = _COLD
+        self._means: dict[int, dict[int, _Latest]] = {}
 
     def observe(self, decodes: int, most: int, seconds: float, level: float) -> None:
         """Takes one step's measurement.
@@ -49,12 +54,11 @@ class DraftCostModel:
             seconds: the drafter's time before and after the pass.
             level: of the target's passes now.
         """
-        sample = max(seconds, 0.0) / level
+        if most and self._cold:
+            self._cold -= 1
+            return
         means = self._means.setdefault(band_of(decodes), {})
-        if most in means:
-            means[most].take(sample)
-        else:
-            means[most] = _Mean(sample)
+        means.setdefault(most, _Latest()).take(max(seconds, 0.0) / level)
 
     def seconds(self, decodes: int, most: int, level: float) -> Seconds:
         """[most + 1], for 0 .. `most` drafts of one sequence."""
@@ -75,7 +79,7 @@ class DraftCostModel:
         lowest: Seconds = np.minimum.accumulate(estimate[::-1])[::-1]
         return np.maximum(lowest, 0.0) * level
 
-    def _nearest(self, decodes: int) -> dict[int, _Mean]:
+    def _nearest(self, decodes: int) -> dict[int, _Latest]:
         """What is known of the number of decodes next to this one, of those in which any drafted."""
         own = band_of(decodes)
         bands = [band for band, means in self._means.items() if any(means)]

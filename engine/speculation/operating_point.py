@@ -313,15 +313,17 @@ class AdaptivePlanner:
             band.without.probed()
             return Mode.PROBE_NONE, none
         if timer.wait(steps):
-            timer.probed()
             hopes = hoped().best(caps)
             cap = max((cap for cap in hopes if cap != fastest), key=lambda cap: hopes[cap].rate, default=0)
-            if cap and hopes[cap].rate > best.rate:
-                hope = likely.expected(hopes[cap].counts)
-                if self._afford(hope, best):
-                    return Mode.PROBE_DRAFTS, hope
-            if not fastest and self._afford(ways[1], best):
-                return Mode.PROBE_DRAFTS, ways[1]
+            tries = [likely.expected(hopes[cap].counts)] if cap and hopes[cap].rate > best.rate else []
+            tries += [] if fastest else [ways[1]]
+            probe = next((way for way in tries if self._afford(way, best)), None)
+            if probe is not None or not tries:
+                timer.probed()
+            else:  # What is hoped for does not become less likely while there is no time for it.
+                timer.seen()
+            if probe is not None:
+                return Mode.PROBE_DRAFTS, probe
         self._budget.step(best.seconds)
         return Mode.CHOSEN, best
 

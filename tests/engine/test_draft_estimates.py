@@ -99,8 +99,35 @@ def test_the_drafter_is_cheap_until_it_is_known_and_then_what_it_is() -> None:
     assert model.seconds(9, 4, level=2.0)[-1] == pytest.approx(0.008)
 
 
-def test_more_drafts_never_seem_cheaper() -> None:
+def after_cold_steps() -> DraftCostModel:
     model = DraftCostModel()
+    for seconds in (0.7, 0.4):
+        model.observe(1, 1, seconds, level=1.0)
+    return model
+
+
+def test_what_an_engine_begins_with_says_nothing_of_the_drafter() -> None:
+    model = after_cold_steps()
+    assert not model.seconds(1, 4, level=1.0).any()
+    model.observe(1, 1, 0.002, level=1.0)
+    assert model.seconds(1, 1, level=1.0)[1] == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("disturbed", [2, 4])
+def test_what_disturbed_a_few_drafts_is_forgotten(disturbed: int) -> None:
+    model = after_cold_steps()
+    for _ in range(disturbed):
+        model.observe(1, 1, 0.4, level=1.0)
+    for _ in range(16):
+        model.observe(1, 1, 0.002, level=1.0)
+    assert model.seconds(1, 1, level=1.0)[1] == pytest.approx(0.002)
+    for _ in range(4):
+        model.observe(1, 1, 0.4, level=1.0)
+    assert model.seconds(1, 1, level=1.0)[1] == pytest.approx(0.002)
+
+
+def test_more_drafts_never_seem_cheaper() -> None:
+    model = after_cold_steps()
     model.observe(1, 2, 0.5, level=1.0)
     model.observe(1, 4, 0.1, level=1.0)
     assert (np.diff(model.seconds(1, 6, level=1.0)) >= 0).all()
