@@ -1,14 +1,15 @@
 """What a pass of the target costs by the tokens in it: a calibrated curve, corrected by the passes.
 
-A pass of n tokens takes `curve(n) * level * exp(deviation)`:
+A pass of n tokens of B sequences takes `(curve(n) * level + extra * B) * exp(deviation)`:
 
-- the curve was measured on this machine before anything was served;
-- the level says how slow the machine is now, with contexts as long as they are now. It follows every pass, so
-  that only ratios between passes have to be remembered;
-- the deviation is what passes of so many sequences and so many tokens differ by from curve and level: what
-  attention and verification add, where tiles end. It is a Gaussian process over the logarithms of both
-  (Rasmussen and Williams, 2006, ch. 2): passes that are much alike cost about the same, so what was seen
-  seldom or long ago is corrected by its neighbours.
+- the curve was measured on this machine before anything was served, without contexts;
+- the level says how slow the machine is now, and `extra` what each sequence takes beside its tokens, mostly
+  for its context. Both follow every pass (a Kalman filter), so that only ratios between passes have to be
+  remembered. What a batch takes longer than the curve says is therefore not taken to grow with its drafts;
+- the deviation is what passes of so many sequences and so many tokens differ by from that: what verification
+  adds, where tiles end. It is a Gaussian process over the logarithms of both (Rasmussen and Williams, 2006,
+  ch. 2): passes that are much alike cost about the same, so what was seen seldom or long ago is corrected by
+  its neighbours.
 
 Clocks err upwards: a machine has hiccups, but no pass is ever too fast. What is slower than expected
 therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is faster as no more than
@@ -18,6 +19,7 @@ therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is fas
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +32,10 @@ from engine.bands import band_of, band_up_to
 Seconds = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-_LEVEL_GAIN = 0.15
+_LEVEL_SIGMA, _LEVEL_DRIFT = 0.1, 0.01
+_EXTRA_SIGMA, _EXTRA_DRIFT = 0.03, 0.0005
+"""Standard deviations at first, and from one pass to the next; of `extra` as shares of the shortest pass."""
+_LEAST_LEVEL = 1e-3
 _LEAST_S = 1e-9
 _NOISE = 0.06
 """Standard deviation of one pass's time, as a share of it."""
@@ -41,8 +46,10 @@ _LOCAL = 0.04
 _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
-_FIRST, _FAR_OFF = 5, 4.0
-"""Passes that may differ by so much (a logarithm), for the calibration may be far off."""
+_FIRST, _FAR_OFF = 5, 0.7
+"""If most of the first passes differ by so much (a logarithm) the calibration is of another machine."""
+_COLD = 1
+"""Passes that an engine begins with, and that say nothing: buffers are allocated, pages touched."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
 _REFRESH = 16
@@ -83,7 +90,14 @@ class PassCostModel:
         passes = np.ceil(self._tokens[:, None] / self._tokens[None, :])
         self._seconds = (passes * [points[size] for size in sorted(points)]).min(axis=1)
         self.level = 1.0
+        self._extra = 0.0
+        shortest = self._seconds[0]
+        self._most_doubt = np.array([_LEVEL_SIGMA, _EXTRA_SIGMA * shortest])
+        self._doubt = np.diag(self._most_doubt**2)
+        self._drift = np.diag([_LEVEL_DRIFT, _EXTRA_DRIFT * shortest]) ** 2
         self._passes = 0
+        # Of the first passes: by how much they were slower than the curve, as logarithms.
+        self._first: list[float] = []
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
@@ -101,22 +115,38 @@ class PassCostModel:
         if seconds < _LEAST_S:
             return
         self._passes += 1
+        if self._passes <= _COLD:
+            return
         band = band_up_to(nodes)
         mean, doubt = self._basis(decodes).deviation((band,))
         deviation, variance = float(mean[0]), float(doubt[0])
         curve = self._curves.get(band)
         if curve is None:
             curve = self._curves[band] = float(self._curve(np.array([band]))[0])
-        error = math.log(seconds) - math.log(curve) - math.log(self.level) - deviation
-        sigma = math.sqrt(variance + _NOISE**2)
-        slow, fast = _SLOW_SIGMAS * sigma, _FAST_SIGMAS * sigma
-        if self._passes <= _FIRST:
-            slow = fast = _FAR_OFF
-        error = min(max(error, -fast), slow)
-        # A surprise where all was known says how the machine is; elsewhere, how such passes are. The first
-        # ones of all say by how much the calibration is off.
-        moved = max(_LEVEL_GAIN * _NOISE**2 / sigma**2, 1 / self._passes) * error
-        self.level *= math.exp(moved)
+        if len(self._first) < _FIRST:
+            self._first.append(math.log(seconds / curve))
+            if len(self._first) == _FIRST and abs(median := statistics.median(self._first)) > _FAR_OFF:
+                self.level, self._extra = math.exp(median), 0.0
+                self._most_doubt *= self.level
+                self._doubt = np.diag(self._most_doubt**2)
+                self._drift *= self.level**2
+                self._seen.clear()
+                return
+        base = self.level * curve + self._extra * decodes
+        error = math.log(seconds) - math.log(base) - deviation
+        # A surprise where all was known says how the machine is; elsewhere, how such passes are.
+        effect = np.array([curve / base, decodes / base])
+        gain = self._doubt @ effect
+        sigma = math.sqrt(float(effect @ gain) + variance + _NOISE**2)
+        error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
+        gain /= sigma**2
+        self.level = max(_LEAST_LEVEL, self.level + float(gain[0]) * error)
+        self._extra = max(0.0, self._extra + float(gain[1]) * error)
+        self._doubt += self._drift - np.outer(gain, effect @ self._doubt)
+        # What passes of one kind cannot tell apart would be doubted more and more.
+        bound = np.minimum(1.0, self._most_doubt / np.sqrt(np.diag(self._doubt)))
+        self._doubt *= np.outer(bound, bound)
+        moved = math.log((self.level * curve + self._extra * decodes) / base)
         sample = deviation + error - moved
         key = band_of(decodes), band
         known = self._seen.get(key)
@@ -124,9 +154,9 @@ class PassCostModel:
             self._seen[key] = _Seen(sample, _NOISE**2, self._passes)
         else:
             before = known.variance + (self._passes - known.at) * _DRIFT**2
-            gain = before / (before + _NOISE**2)
-            known.mean += gain * (sample - known.mean)
-            known.variance = (1 - gain) * before
+            share = before / (before + _NOISE**2)
+            known.mean += share * (sample - known.mean)
+            known.variance = (1 - share) * before
             known.at = self._passes
 
     def seconds(self, decodes: int, most: int, *, sigmas: float = 0.0) -> Seconds:
@@ -138,7 +168,8 @@ class PassCostModel:
         deviation, doubt = self._basis(decodes).deviation(bands)
         if sigmas:
             deviation = deviation - sigmas * np.sqrt(doubt)
-        seconds: Seconds = self._curve(np.array(bands)) * np.exp(deviation) * self.level
+        base = self._curve(np.array(bands)) * self.level + self._extra * decodes
+        seconds: Seconds = base * np.exp(deviation)
         return seconds[places]
 
     def _curve(self, nodes: Counts) -> Seconds:
