@@ -18,6 +18,7 @@ import numpy.typing as npt
 from engine.speculation.acceptance import Floats
 
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _AS_GOOD = 0.998
 """Of rates so near to the best the one with the fewest drafts is taken."""
@@ -109,7 +110,7 @@ class Allocator:
         # That there are any drafts, and each where there are.
         some = chances[:, :1]
         self._some = some[:, 0]
-        self._coming = chances / some
+        coming = chances / some
         # [B, K + 1] by drafts of each request, and what the logarithm of that gains by each further one.
         self._per_pass = np.ones((requests, most + 1))
         np.cumsum(gains * some, axis=1, out=self._per_pass[:, 1:])
@@ -120,6 +121,9 @@ class Allocator:
         order = order[(np.arange(most) < np.asarray(limits)[:, None]).ravel()[order]]
         self._owners, self._depths = np.divmod(order, most)
         self._steps = steps.ravel()[order]
+        self._coming = coming.ravel()[order]
+        # Of the same request, those before it: how many come on average, and at least where it comes itself.
+        self._before = (coming.cumsum(axis=1) - coming).ravel()[order]
 
     def none(self) -> Allocation:
         """No drafts at all."""
@@ -130,10 +134,8 @@ class Allocator:
     def expected(self, counts: Sequence[int]) -> Allocation:
         """What is to be expected of given counts."""
         asked = np.asarray(counts)
-        chosen = np.arange(self._coming.shape[1])[None, :] < asked[:, None]
-        coming = self._coming[chosen].sum(keepdims=True)
-        share = (self._some * asked).sum(keepdims=True) / max(1, int(asked.sum()))
-        seconds = float(self._seconds(coming, share, asked.max(keepdims=True))[0])
+        chosen = (self._depths < asked[self._owners])[None, :]
+        seconds = float(self._seconds(chosen, asked.max(keepdims=True))[0, -1])
         per_pass = self._per_pass[np.arange(self._requests), asked]
         rate = self._requests * float(np.exp(np.log(per_pass).mean())) / seconds
         return Allocation(tuple(counts), tuple(per_pass.tolist()), rate, seconds)
@@ -150,22 +152,16 @@ class Allocator:
         """
         if not len(self._owners):
             return {}
-        # [caps, drafts + 1]: what the first so many drafts come to, those beyond the cap left out.
-        chosen = np.zeros((len(caps), len(self._owners) + 1), dtype=np.int64)
-        chosen[:, 1:] = self._depths < np.asarray(caps)[:, None]
-        numbers = chosen.cumsum(axis=1)
-        logs, coming, some = np.zeros((3, *chosen.shape))
-        (chosen[:, 1:] * self._steps).cumsum(axis=1, out=logs[:, 1:])
-        (chosen[:, 1:] * self._coming[self._owners, self._depths]).cumsum(axis=1, out=coming[:, 1:])
-        (chosen[:, 1:] * self._some[self._owners]).cumsum(axis=1, out=some[:, 1:])
-        seconds = self._seconds(coming, some / np.maximum(numbers, 1), np.asarray(caps)[:, None])
-        rates = self._requests * np.exp(logs / self._requests) / seconds
-        rates[numbers < 1] = 0.0
+        # [caps, drafts]: of the first so many those that are not beyond the cap.
+        chosen = self._depths < np.asarray(caps)[:, None]
+        seconds = self._seconds(chosen, np.asarray(caps))
+        rates = self._requests * np.exp(_sums(chosen * self._steps) / self._requests) / seconds
+        rates[_sums(chosen) < 1] = 0.0
         ends = (rates >= rates.max(axis=1, keepdims=True) * _AS_GOOD).argmax(axis=1)
         ways: dict[int, Allocation] = {}
         everyone = np.arange(self._requests)
         for row, (cap, end) in enumerate(zip(caps, ends.tolist(), strict=True)):
-            owners = self._owners[:end][chosen[row, 1 : end + 1] > 0]
+            owners = self._owners[:end][chosen[row, :end]]
             counts = np.bincount(owners, minlength=self._requests)
             per_pass = self._per_pass[everyone, counts]
             ways[cap] = Allocation(
@@ -176,9 +172,27 @@ class Allocator:
             )
         return ways
 
-    def _seconds(self, coming: Floats, share: Floats, caps: Counts) -> Floats:
-        """Of steps in which so many drafts come where any do, which such a share of requests has."""
+    def _seconds(self, chosen: Flags, caps: Counts) -> Floats:
+        """[rows, drafts + 1], of steps with the first so many of those that are chosen, [rows, drafts].
+
+        How many come varies, and passes are no straight line. Where a draft comes, all before it of the same
+        request have come, of the others as many as do on average: from there on it makes the pass longer.
+        """
+        coming = _sums(chosen * self._coming)[:, :-1]
+        there = coming - self._before + self._depths
+        numbers = np.arange(len(self._pass_seconds))
+        longer = np.interp(there + 1, numbers, self._pass_seconds)
+        longer -= np.interp(there, numbers, self._pass_seconds)
+        # Where a request has no drafts at all, none of them cost anything.
+        some = chosen * self._some[self._owners]
+        share = _sums(some) / np.maximum(_sums(chosen), 1)
         alone = self._pass_seconds[0]
-        some = np.interp(coming, np.arange(len(self._pass_seconds)), self._pass_seconds)
-        seconds: Floats = alone + share * (some - alone) + self._draft_seconds[caps]
+        seconds: Floats = alone + share * _sums(chosen * self._coming * longer) + self._draft_seconds[caps, None]
         return seconds
+
+
+def _sums(rows: npt.NDArray[np.generic]) -> Floats:
+    """[rows, n + 1] of rows of n: what the first so many come to."""
+    sums = np.zeros((rows.shape[0], rows.shape[1] + 1))
+    np.cumsum(rows, axis=1, out=sums[:, 1:])
+    return sums

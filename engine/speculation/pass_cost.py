@@ -1,11 +1,9 @@
 """What a pass of the target costs by the tokens in it: a calibrated curve, corrected by the passes.
 
-A pass of n tokens of B sequences takes `(curve(n) * level + extra * B) * exp(deviation)`:
+A pass of n tokens takes what `machine_speed` says of the calibrated curve, times `exp(deviation)`:
 
 - the curve was measured on this machine before anything was served, without contexts;
-- the level says how slow the machine is now, and `extra` what each sequence takes beside its tokens, mostly
-  for its context. Both follow every pass (a Kalman filter), so that only ratios between passes have to be
-  remembered. What a batch takes longer than the curve says is therefore not taken to grow with its drafts;
+- the machine's speed follows every pass, so that only ratios between passes have to be remembered;
 - the deviation is what passes of so many sequences and so many tokens differ by from that: what verification
   adds, where tiles end. It is a Gaussian process over the logarithms of both (Rasmussen and Williams, 2006,
   ch. 2): passes that are much alike cost about the same, so what was seen seldom or long ago is corrected by
@@ -19,7 +17,6 @@ therefore counts as no more than `_SLOW_SIGMAS` standard deviations, what is fas
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,14 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.bands import band_of, band_up_to
+from engine.speculation.machine_speed import MachineSpeed
 
 Seconds = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-_LEVEL_SIGMA, _LEVEL_DRIFT = 0.1, 0.01
-_EXTRA_SIGMA, _EXTRA_DRIFT = 0.03, 0.0005
-"""Standard deviations at first, and from one pass to the next; of `extra` as shares of the shortest pass."""
-_LEAST_LEVEL = 1e-3
 _LEAST_S = 1e-9
 _NOISE = 0.06
 """Standard deviation of one pass's time, as a share of it."""
@@ -46,8 +40,6 @@ _LOCAL = 0.04
 _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
-_FIRST, _FAR_OFF = 5, 0.7
-"""If most of the first passes differ by so much (a logarithm) the calibration is of another machine."""
 _COLD = 1
 """Passes that an engine begins with, and that say nothing: buffers are allocated, pages touched."""
 _MOST_BANDS = 40
@@ -72,9 +64,6 @@ class PassCostModel:
         calibration: (tokens, seconds) of passes without contexts, at least one; what takes longer than others
             show that it can is corrected by them. The straight line between them, then the last slope.
 
-    Attributes:
-        level: by how much passes are slower than the curve now, whatever their size.
-
     Raises:
         ValueError: there is no calibration, or one of its numbers is not above 0.
     """
@@ -89,20 +78,18 @@ class PassCostModel:
         # fewer one after the other for more.
         passes = np.ceil(self._tokens[:, None] / self._tokens[None, :])
         self._seconds = (passes * [points[size] for size in sorted(points)]).min(axis=1)
-        self.level = 1.0
-        self._extra = 0.0
-        shortest = self._seconds[0]
-        self._most_doubt = np.array([_LEVEL_SIGMA, _EXTRA_SIGMA * shortest])
-        self._doubt = np.diag(self._most_doubt**2)
-        self._drift = np.diag([_LEVEL_DRIFT, _EXTRA_DRIFT * shortest]) ** 2
+        self._speed = MachineSpeed(float(self._seconds[0]))
         self._passes = 0
-        # Of the first passes: by how much they were slower than the curve, as logarithms.
-        self._first: list[float] = []
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
         # By band of tokens: it does not change.
         self._curves: dict[int, float] = {}
+
+    @property
+    def level(self) -> float:
+        """By how much passes are slower than the curve now, whatever their size."""
+        return self._speed.level
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
         """Takes one pass's measurement. What a clock says is over at once is ignored.
@@ -123,30 +110,16 @@ class PassCostModel:
         curve = self._curves.get(band)
         if curve is None:
             curve = self._curves[band] = float(self._curve(np.array([band]))[0])
-        if len(self._first) < _FIRST:
-            self._first.append(math.log(seconds / curve))
-            if len(self._first) == _FIRST and abs(median := statistics.median(self._first)) > _FAR_OFF:
-                self.level, self._extra = math.exp(median), 0.0
-                self._most_doubt *= self.level
-                self._doubt = np.diag(self._most_doubt**2)
-                self._drift *= self.level**2
-                self._seen.clear()
-                return
-        base = self.level * curve + self._extra * decodes
-        error = math.log(seconds) - math.log(base) - deviation
+        if self._speed.is_far_off(curve, seconds):
+            self._seen.clear()
+            self._bases.clear()
+            return
+        expected = math.log(self._speed.seconds(curve, decodes)) + deviation
+        variance += self._speed.variance(curve, decodes) + _NOISE**2
+        sigma = math.sqrt(variance)
+        error = min(max(math.log(seconds) - expected, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
         # A surprise where all was known says how the machine is; elsewhere, how such passes are.
-        effect = np.array([curve / base, decodes / base])
-        gain = self._doubt @ effect
-        sigma = math.sqrt(float(effect @ gain) + variance + _NOISE**2)
-        error = min(max(error, -_FAST_SIGMAS * sigma), _SLOW_SIGMAS * sigma)
-        gain /= sigma**2
-        self.level = max(_LEAST_LEVEL, self.level + float(gain[0]) * error)
-        self._extra = max(0.0, self._extra + float(gain[1]) * error)
-        self._doubt += self._drift - np.outer(gain, effect @ self._doubt)
-        # What passes of one kind cannot tell apart would be doubted more and more.
-        bound = np.minimum(1.0, self._most_doubt / np.sqrt(np.diag(self._doubt)))
-        self._doubt *= np.outer(bound, bound)
-        moved = math.log((self.level * curve + self._extra * decodes) / base)
+        moved = self._speed.correct(curve, decodes, error, variance)
         sample = deviation + error - moved
         key = band_of(decodes), band
         known = self._seen.get(key)
@@ -168,8 +141,7 @@ class PassCostModel:
         deviation, doubt = self._basis(decodes).deviation(bands)
         if sigmas:
             deviation = deviation - sigmas * np.sqrt(doubt)
-        base = self._curve(np.array(bands)) * self.level + self._extra * decodes
-        seconds: Seconds = base * np.exp(deviation)
+        seconds: Seconds = self._speed.seconds(self._curve(np.array(bands)), decodes) * np.exp(deviation)
         return seconds[places]
 
     def _curve(self, nodes: Counts) -> Seconds:

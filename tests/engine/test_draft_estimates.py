@@ -71,6 +71,41 @@ def test_a_hiccup_moves_estimates_little() -> None:
     assert model.seconds(2, 6) == pytest.approx(before, rel=0.05)
 
 
+@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("level", [0.9, 1.0, 1.1])
+def test_what_each_sequence_takes_is_added_once_however_many_its_drafts(batch: int, level: float) -> None:
+    """Contexts are read once for all of a request's tokens: a batch seen without drafts tells what they cost."""
+
+    def seconds(nodes: int) -> float:
+        return level * curve(nodes) + 0.0007 * batch
+
+    model = PassCostModel([(1, curve(1)), (256, curve(256))])
+    for _ in range(12):
+        model.observe(batch, batch, seconds(batch))
+    doubled = model.seconds(batch, 2 * batch)[-1]
+    assert doubled == pytest.approx(seconds(2 * batch), rel=0.08)
+    # What is not known yet is the machine's speed; one pass of another size tells.
+    for _ in range(4):
+        model.observe(batch, 2 * batch, seconds(2 * batch))
+    assert model.seconds(batch, 3 * batch)[-1] == pytest.approx(seconds(3 * batch), rel=0.06)
+
+
+def test_an_engines_first_pass_says_nothing() -> None:
+    model = PassCostModel([(1, curve(1)), (64, curve(64))])
+    model.observe(4, 8, 30 * curve(8))
+    assert model.seconds(4, 12) == pytest.approx([curve(nodes) for nodes in range(4, 13)], rel=0.05)
+    assert model.level == 1.0
+
+
+def test_passes_of_one_kind_do_not_make_others_doubtful() -> None:
+    """A thousand alike cannot tell a slow machine from costly sequences; a hiccup must not decide it."""
+    model = PassCostModel([(1, curve(1)), (256, curve(256))])
+    for _ in range(1000):
+        model.observe(8, 8, curve(8))
+    model.observe(8, 8, 5 * curve(8))
+    assert model.seconds(8, 64)[-1] == pytest.approx(curve(64), rel=0.05)
+
+
 def test_of_several_calibrations_of_one_size_the_least_counts() -> None:
     assert PassCostModel([(4, 0.4), (4, 0.3), (1, 0.2)]).seconds(1, 4)[-1] == pytest.approx(0.3)
 
@@ -324,12 +359,26 @@ def test_drafts_that_seldom_come_cost_as_seldom() -> None:
     assert way.rate == pytest.approx(1.09 / 1.05)
 
 
-def test_what_drafts_cost_is_what_those_cost_that_come() -> None:
-    """Half of the requests have any, and then half of those that are asked for: not a share of all's cost."""
-    gains, chances = np.array([[0.3, 0.2, 0.1, 0.1]]), np.array([[0.5, 0.25, 0.125, 0.125]])
-    pass_s = np.array([1.0, 1.0, 1.0, 7.0, 7.0])
-    way = Allocator(gains, chances, [4], pass_s, np.zeros(5)).expected((4,))
-    assert way.seconds == pytest.approx(1.0)
+@given(data=st.data(), most=st.integers(1, 5))
+def test_what_drafts_of_one_request_cost_is_what_those_cost_that_come(data: st.DataObject, most: int) -> None:
+    """On average of how many come: neither all that are asked for, nor what their mean number would cost."""
+    unit = st.floats(0.01, 1.0)
+    chances = np.cumprod([[data.draw(unit) for _ in range(most)]], axis=1)
+    pass_s = np.array([data.draw(st.floats(0.1, 10.0)) for _ in range(most + 1)])
+    way = Allocator(np.full((1, most), 0.1), chances, [most], pass_s, np.zeros(most + 1)).expected((most,))
+    exactly = -np.diff(np.concatenate([[1.0], chances[0], [0.0]]))
+    assert way.seconds == pytest.approx(float(exactly @ pass_s))
+
+
+def test_what_drafts_of_many_requests_cost_where_not_all_come() -> None:
+    chances = np.tile([[1.0, 0.6, 0.3]], (16, 1))
+    counts = np.arange(49)
+    for pass_s in (1 + 0.1 * counts, 1 + 0.05 * np.maximum(counts - 20.0, 0.0)):
+        way = Allocator(np.full((16, 3), 0.1), chances, [3] * 16, pass_s, np.zeros(4)).expected((3,) * 16)
+        exactly = np.array([1.0])
+        for _ in range(16):
+            exactly = np.convolve(exactly, [0.0, 0.4, 0.3, 0.3])
+        assert way.seconds == pytest.approx(float(exactly @ pass_s[: len(exactly)]), rel=0.01)
 
 
 def test_timers_wait_longer_and_longer() -> None:
