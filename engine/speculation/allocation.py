@@ -122,7 +122,7 @@ class Allocator:
         self._owners, self._depths = np.divmod(order, most)
         self._steps = steps.ravel()[order]
         self._coming = coming.ravel()[order]
-        # Of the same request, those before it: how many come on average, and at least where it comes itself.
+        # How many of those before it of the same request come on average.
         self._before = (coming.cumsum(axis=1) - coming).ravel()[order]
 
     def none(self) -> Allocation:

@@ -11,43 +11,24 @@ import numpy.typing as npt
 
 Seconds = TypeVar("Seconds", float, npt.NDArray[np.float64])
 
-_LEVEL_SIGMA, _LEVEL_DRIFT = 0.1, 0.01
-_EXTRA_SIGMA, _EXTRA_DRIFT = 0.03, 0.0005
-"""Standard deviations at first, and from one pass to the next; of `extra` as shares of the shortest pass."""
+_LEVEL_SIGMA = 0.1
+_EXTRA_SIGMA = 0.03
+"""Standard deviations of what is usual; of `extra` as a share of the shortest pass."""
+_MEMORY = 128
+"""Passes after which what no others have confirmed is believed a third as much."""
 _LEAST_LEVEL = 1e-3
-_FIRST, _FAR_OFF = 5, 0.7
+_FIRST, _FAR_OFF = 16, 0.7
 """If most of the first passes differ by so much (a logarithm) the calibration is of another machine."""
-
-
-class _Doubt:
-    """The variance of one of two estimates. `sigma` is its standard deviation at first, and at most."""
-
-    def __init__(self, sigma: float, drift: float) -> None:
-        self._sigma = sigma
-        self._drift = drift
-        self.variance = sigma**2
-
-    def anew(self, factor: float) -> _Doubt:
-        """As at first, of what is so many times as great."""
-        return _Doubt(self._sigma * factor, self._drift * factor)
-
-    def learn(self, less: float) -> float:
-        """A pass has been seen; by what factor the covariance shrinks for the bound that is kept.
-
-        What passes of one kind cannot tell apart would be doubted more and more.
-        """
-        self.variance += self._drift**2 - less
-        bound = min(1.0, self._sigma / math.sqrt(self.variance))
-        self.variance *= bound**2
-        return bound
 
 
 class MachineSpeed:
     """A pass takes `curve * level + extra * decodes`: what its tokens took alone, and what sequences add.
 
-    A Kalman filter (Kalman, 1960) over both, linear about what is believed. What a batch takes longer than
+    A Kalman filter (Kalman, 1960) over both, linear about what is believed; without passes that say otherwise
+    both return to what is usual (as Ornstein and Uhlenbeck's process, 1930). What a batch takes longer than
     the curve says is mostly its contexts, which are read once however many tokens of a sequence there are;
-    passes of one kind alone cannot tell that from a machine that is slow.
+    passes of one kind alone cannot tell that from a machine that is slow. Then what is usual decides, and a
+    machine that was slow for a moment is soon forgotten.
 
     Args:
         shortest_s: seconds of the shortest pass.
@@ -57,13 +38,17 @@ class MachineSpeed:
     """
 
     def __init__(self, shortest_s: float) -> None:
-        self.level = 1.0
-        self._extra_s = 0.0
-        self._level_doubt = _Doubt(_LEVEL_SIGMA, _LEVEL_DRIFT)
-        self._extra_doubt = _Doubt(_EXTRA_SIGMA * shortest_s, _EXTRA_DRIFT * shortest_s)
-        self._covariance = 0.0
+        self._shortest_s = shortest_s
+        self._begin(1.0)
         # Of the first passes: by how much they were slower than the curve, as logarithms.
         self._first: list[float] = []
+
+    def _begin(self, level: float) -> None:
+        self._usual = self.level = level
+        self._extra_s = 0.0
+        self._usual_variances = (_LEVEL_SIGMA * level) ** 2, (_EXTRA_SIGMA * level * self._shortest_s) ** 2
+        self._level_variance, self._extra_variance = self._usual_variances
+        self._covariance = 0.0
 
     def seconds(self, curve_s: Seconds, decodes: int) -> Seconds:
         """What a pass takes whose tokens took `curve_s` alone."""
@@ -73,8 +58,8 @@ class MachineSpeed:
         """Of the logarithm of what such a pass takes."""
         of_level, of_extra = self._effects(curve_s, decodes)
         return (
-            of_level**2 * self._level_doubt.variance
-            + of_extra**2 * self._extra_doubt.variance
+            of_level**2 * self._level_variance
+            + of_extra**2 * self._extra_variance
             + 2 * of_level * of_extra * self._covariance
         )
 
@@ -86,10 +71,7 @@ class MachineSpeed:
         middle = statistics.median(self._first)
         if len(self._first) < _FIRST or abs(middle) < _FAR_OFF:
             return False
-        self.level, self._extra_s = math.exp(middle), 0.0
-        self._level_doubt = self._level_doubt.anew(self.level)
-        self._extra_doubt = self._extra_doubt.anew(self.level)
-        self._covariance = 0.0
+        self._begin(math.exp(middle))
         return True
 
     def correct(self, curve_s: float, decodes: int, error: float, variance: float) -> float:
@@ -106,14 +88,29 @@ class MachineSpeed:
         """
         of_level, of_extra = self._effects(curve_s, decodes)
         before_s = self.seconds(curve_s, decodes)
-        level, extra = self._level_doubt, self._extra_doubt
-        level_gain = (level.variance * of_level + self._covariance * of_extra) / variance
-        extra_gain = (extra.variance * of_extra + self._covariance * of_level) / variance
-        self.level = max(_LEAST_LEVEL, self.level + level_gain * error)
-        self._extra_s = max(0.0, self._extra_s + extra_gain * error)
+        level_gain = (self._level_variance * of_level + self._covariance * of_extra) / variance
+        extra_gain = (self._extra_variance * of_extra + self._covariance * of_level) / variance
+        self.level += level_gain * error
+        self._extra_s += extra_gain * error
+        self._level_variance -= level_gain**2 * variance
+        self._extra_variance -= extra_gain**2 * variance
         self._covariance -= level_gain * extra_gain * variance
-        self._covariance *= level.learn(level_gain**2 * variance) * extra.learn(extra_gain**2 * variance)
+        self._pass_time()
+        if self._extra_s < 0:
+            # It cannot be: what it is short of is the level's, as far as the two go together.
+            self.level -= self._extra_s * self._covariance / self._extra_variance
+            self._extra_s = 0.0
+        self.level = max(_LEAST_LEVEL, self.level)
         return math.log(self.seconds(curve_s, decodes) / before_s)
+
+    def _pass_time(self) -> None:
+        kept = 1 - 1 / _MEMORY
+        self.level = self._usual + kept * (self.level - self._usual)
+        self._extra_s *= kept
+        level_variance, extra_variance = self._usual_variances
+        self._level_variance += (1 - kept**2) * (level_variance - self._level_variance)
+        self._extra_variance += (1 - kept**2) * (extra_variance - self._extra_variance)
+        self._covariance *= kept**2
 
     def _effects(self, curve_s: float, decodes: int) -> tuple[float, float]:
         """By how much the logarithm of such a pass changes with level and `extra`."""

@@ -314,8 +314,9 @@ class AdaptivePlanner:
             return Mode.PROBE_NONE, none
         if timer.wait(steps):
             hopes = hoped().best(caps)
-            cap = max((cap for cap in hopes if cap != fastest), key=lambda cap: hopes[cap].rate, default=0)
-            tries = [likely.expected(hopes[cap].counts)] if cap and hopes[cap].rate > best.rate else []
+            others = [way for way in hopes.values() if way.counts != best.counts]
+            hope = max(others, key=lambda way: way.rate, default=best)
+            tries = [likely.expected(hope.counts)] if hope.rate > best.rate else []
             tries += [] if fastest else [ways[1]]
             probe = next((way for way in tries if self._afford(way, best)), None)
             if probe is not None or not tries:
@@ -382,7 +383,8 @@ class AdaptivePlanner:
             if request in plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()
-        if hits > expected and not band.cap:
+        # Beyond chance, about: of a single draft half of all outcomes are better than was expected.
+        if hits > expected + expected**0.5 and not band.cap:
             band.drafts.hurry()
             band.drafts.again()
 

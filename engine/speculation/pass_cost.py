@@ -40,7 +40,7 @@ _LOCAL = 0.04
 _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
-_COLD = 1
+_COLD = 8
 """Passes that an engine begins with, and that say nothing: buffers are allocated, pages touched."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
@@ -83,8 +83,6 @@ class PassCostModel:
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
-        # By band of tokens: it does not change.
-        self._curves: dict[int, float] = {}
 
     @property
     def level(self) -> float:
@@ -107,9 +105,7 @@ class PassCostModel:
         band = band_up_to(nodes)
         mean, doubt = self._basis(decodes).deviation((band,))
         deviation, variance = float(mean[0]), float(doubt[0])
-        curve = self._curves.get(band)
-        if curve is None:
-            curve = self._curves[band] = float(self._curve(np.array([band]))[0])
+        curve = float(self._curve(np.array([nodes]))[0])
         if self._speed.is_far_off(curve, seconds):
             self._seen.clear()
             self._bases.clear()
@@ -141,8 +137,9 @@ class PassCostModel:
         deviation, doubt = self._basis(decodes).deviation(bands)
         if sigmas:
             deviation = deviation - sigmas * np.sqrt(doubt)
-        seconds: Seconds = self._speed.seconds(self._curve(np.array(bands)), decodes) * np.exp(deviation)
-        return seconds[places]
+        curve = self._curve(np.arange(decodes, most + 1))
+        seconds: Seconds = self._speed.seconds(curve, decodes) * np.exp(deviation)[places]
+        return seconds
 
     def _curve(self, nodes: Counts) -> Seconds:
         inside: Seconds = np.interp(nodes, self._tokens, self._seconds)
@@ -192,10 +189,7 @@ class _Basis:
 
 @lru_cache(maxsize=256)
 def _bands_between(least: int, most: int) -> tuple[tuple[int, ...], Counts]:
-    """The bands that numbers of tokens lie in, and for each number which of them.
-
-    All of a band is taken to cost what its greatest number does: kernels compute whole tiles.
-    """
+    """The bands that numbers of tokens lie in, and for each number which of them."""
     numbers = [band_up_to(count) for count in range(least, most + 1)]
     bands, places = np.unique(numbers, return_inverse=True)
     return tuple(bands.tolist()), places
