@@ -36,6 +36,9 @@ class _Latest:
 class DraftCostModel:
     """Seconds that a drafter takes in a step, by decodes and by the most drafts that one of them asks for.
 
+    The first step with drafts behind some without is left out: drafters that read the text catch up then on
+    what was said meanwhile, which is no price of drafting on.
+
     Kept in proportion to the machine's slowness, as `PassCostModel.level` has it. What was never tried is
     taken to be cheap, so that it is tried; trying is what it is learnt by. Asking for more never costs less:
     where it seems to, fewer are believed to be as cheap.
@@ -43,6 +46,7 @@ class DraftCostModel:
 
     def __init__(self) -> None:
         self._cold = _COLD
+        self._drafted = False
         self._means: dict[int, dict[int, _Latest]] = {}
 
     def observe(self, decodes: int, most: int, seconds: float, level: float) -> None:
@@ -54,8 +58,11 @@ class DraftCostModel:
             seconds: the drafter's time before and after the pass.
             level: of the target's passes now.
         """
+        catches_up, self._drafted = most and not self._drafted, most > 0
         if most and self._cold:
             self._cold -= 1
+            return
+        if catches_up:
             return
         means = self._means.setdefault(band_of(decodes), {})
         means.setdefault(most, _Latest()).take(max(seconds, 0.0) / level)

@@ -74,6 +74,7 @@ class World:
         most: most drafts of one request.
         draft_s: seconds for each draft of the longest chain.
         idle_s: seconds of a drafter that is asked nothing.
+        left_s: what each step without drafts leaves for the drafter to do in the next one with some.
         per_sequence_s: what a pass takes longer for each sequence, which calibration does not see.
         per_node_s: and for each token: verification.
         noise: standard deviation of a pass's time, as a share of it.
@@ -87,6 +88,7 @@ class World:
     most: int = 6
     draft_s: float = 0.0015
     idle_s: float = 0.0
+    left_s: float = 0.0
     per_sequence_s: float = 0.0003
     per_node_s: float = 0.0001
     noise: float = 0.04
@@ -159,7 +161,7 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
     clock = random.Random(f"clock {seed}")
     result = Result()
     alive: list[tuple[Sequence, Text, list[float], list[float]]] = []
-    arrivals = 0
+    arrivals = left = 0
     while result.tokens < answers * ANSWER:
         wanted_batch = world.batch(result.tokens)
         while len(alive) < wanted_batch:
@@ -194,12 +196,14 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
         # The draft that is too unlikely was made, too.
         longest = max(min(room, count + 1) for room, count in zip(asked, drafted, strict=True))
         levels = min(5, longest) if world.tree else longest
+        catching_up_s, left = (left * world.left_s, 0) if longest else (0.0, left + 1)
         cost = PassCost(
             decodes=len(batch),
             nodes=nodes,
             prompt_tokens=0,
             target_s=target_s * slow,
-            draft_s=(world.idle_s + levels * world.draft_s) * (1 + world.noise * clock.gauss(0, 1)),
+            draft_s=(world.idle_s + levels * world.draft_s + catching_up_s)
+            * (1 + world.noise * clock.gauss(0, 1)),
         )
         planner.observe(cost, outcomes)
         result.seconds += cost.target_s + cost.draft_s

@@ -125,9 +125,9 @@ def test_more_tokens_take_no_longer_than_as_many_passes() -> None:
 def test_the_drafter_is_cheap_until_it_is_known_and_then_what_it_is() -> None:
     model = DraftCostModel()
     assert not model.seconds(4, 8, level=1.0).any()
-    for _ in range(20):
-        model.observe(4, 0, 0.001, level=2.0)
-        model.observe(4, 4, 0.009, level=2.0)
+    for count, seconds in ((0, 0.001), (4, 0.009)):
+        for _ in range(20):
+            model.observe(4, count, seconds, level=2.0)
     assert model.seconds(4, 6, level=2.0) == pytest.approx([0.001 + 0.002 * count for count in range(7)])
     # A machine twice as fast drafts twice as fast; other batches are taken to be alike but for what is idle.
     assert model.seconds(4, 4, level=1.0)[-1] == pytest.approx(0.0045)
@@ -146,6 +146,15 @@ def test_what_an_engine_begins_with_says_nothing_of_the_drafter() -> None:
     assert not model.seconds(1, 4, level=1.0).any()
     model.observe(1, 1, 0.002, level=1.0)
     assert model.seconds(1, 1, level=1.0)[1] == pytest.approx(0.002)
+
+
+def test_a_drafter_that_catches_up_says_nothing_of_what_drafts_take() -> None:
+    model = after_cold_steps()
+    for _ in range(8):
+        model.observe(1, 0, 0.001, level=1.0)
+        model.observe(1, 1, 0.009, level=1.0)
+        model.observe(1, 1, 0.003, level=1.0)
+    assert model.seconds(1, 1, level=1.0) == pytest.approx([0.001, 0.003])
 
 
 @pytest.mark.parametrize("disturbed", [2, 4])

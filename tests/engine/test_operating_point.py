@@ -116,6 +116,13 @@ def test_drafters_that_know_when_to_end(cost: str, batch: int) -> None:
     require_fast(World(COSTS[cost], unsure, lambda tokens: batch, draft_s=0.0004), answers_for(batch))
 
 
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("left_s", [0.001, 0.004])
+def test_drafters_that_catch_up_on_steps_without_drafts(batch: int, left_s: float) -> None:
+    """What a lone step with drafts takes is not what they take."""
+    require_fast(World(flat, TEXTS["seldom right"], lambda tokens: batch, left_s=left_s), answers_for(batch))
+
+
 @pytest.mark.parametrize("idle_s", [0.0, 0.001])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_noise_and_hiccups(noise: float, idle_s: float) -> None:
