@@ -31,11 +31,8 @@ from engine.speculation.planner import DraftOutcome, OffReason, PassCost
 from engine.speculation.probing import FIRST_INTERVAL, Budget, Timer
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
-SWITCH_ON = 1.02
-"""Drafts must promise so many times the speed of none before they are begun with."""
-
-SWITCH_CAP = 1.01
-"""Another number of drafts must promise so many times the speed of the present one."""
+SWITCH = 1.01
+"""Another number of drafts must promise so many times the speed of the present one; none at first."""
 
 _PROMISE_DECAY = 0.99
 _PROMISE_PRIOR = 30.0
@@ -299,10 +296,10 @@ class AdaptivePlanner:
         """The fastest allocation, or one that is due to be measured; `steps` since the last choice."""
         none, ways = likely.none(), likely.best(caps)
         fastest = max(ways, key=lambda cap: ways[cap].rate)
-        if band.cap in ways and ways[fastest].rate < SWITCH_CAP * ways[band.cap].rate:
+        if band.cap in ways and ways[fastest].rate < SWITCH * ways[band.cap].rate:
             fastest = band.cap
         best, timer, other = ways[fastest], band.explore, band.drafts
-        if best.rate <= (1.0 if band.cap else SWITCH_ON) * none.rate:
+        if best.rate <= (1.0 if band.cap else SWITCH) * none.rate:
             fastest, best, timer, other = 0, none, band.drafts, band.explore
         other.seen()
         if fastest != band.cap:
