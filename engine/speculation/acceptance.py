@@ -53,8 +53,11 @@ class AcceptanceModel(Protocol):
         """
         ...
 
-    def observe(self, request: int, drafted: int, accepted: int) -> None:
-        """A pass found `accepted` of a request's `drafted` drafts, at least 1, right."""
+    def observe(self, request: int, drafted: int, accepted: int, asked: int) -> None:
+        """A pass found `accepted` of a request's `drafted` drafts, at least 1, right.
+
+        `asked` is for how many its drafter was asked where it had no more than these, else `drafted`.
+        """
         ...
 
     def step(self) -> None:
@@ -113,6 +116,7 @@ class _Positions:
         # Lists: of the few numbers that a step touches each is looked at alone.
         self._tests = [0.0] * most
         self._hits = [0.0] * most
+        self._missing = [0.0] * most
         self._others = others
 
     @property
@@ -130,17 +134,25 @@ class _Positions:
         rates, tests = np.array(self.rates[:most]), np.array(self._tests[:most]) + _PRIOR_TESTS
         return _log_odds(rates + sigmas * np.sqrt(rates * (1 - rates) / tests))
 
-    def take(self, tests: int, hits: int) -> None:
+    def missing(self, most: int) -> Floats:
+        """[most], of drafts that were not right: how many were not there."""
+        misses = np.array(self._tests[:most]) - np.array(self._hits[:most])
+        share: Floats = np.array(self._missing[:most]) / (misses + _PRIOR_TESTS)
+        return share
+
+    def take(self, tests: int, hits: int, drafted: int) -> None:
         for place in range(tests):
             kept = min(1.0, _MOST_WEIGHT / (self._tests[place] + 1))
             self._tests[place] = kept * self._tests[place] + 1
             self._hits[place] = kept * self._hits[place] + (place < hits)
+            self._missing[place] = kept * self._missing[place] + (place >= drafted)
 
     def step(self) -> None:
         for place, tests in enumerate(self._tests):
             if tests > _LEAST_WEIGHT:
                 self._tests[place] *= _DEPLOYMENT_DECAY
                 self._hits[place] *= _DEPLOYMENT_DECAY
+                self._missing[place] *= _DEPLOYMENT_DECAY
 
 
 class ChainAcceptance:
@@ -148,7 +160,7 @@ class ChainAcceptance:
 
     What is easy to guess comes in runs. So where all of the last drafts were right, the next ones are right
     more often, and the more so the more these were; where one was wrong, it does not matter how many there
-    had been. Both are learnt apart. Asking for more uses up more of a run in one pass, and leaves less of it
+    had been. A drafter that has no more to say has not been wrong. Both are learnt apart. Asking for more uses up more of a run in one pass, and leaves less of it
     to the next: what k drafts bring if there are always k of them follows from how often a pass then begins
     in a run, which is a Markov chain of two states.
 
@@ -175,7 +187,10 @@ class ChainAcceptance:
         odds_running = odds + lengths * np.maximum(self._running.log_odds(most, sigmas) - odds, 0.0)
         # [requests, most] and [requests, most, most]: all drafts up to there are right.
         anew, running = _all_right(odds + shifts), _all_right(odds_running + shifts[:, :, None])
-        begins, goes_on = anew, np.diagonal(running, axis1=1, axis2=2)
+        # All that are there are right: a pass that ends for want of drafts leaves its run to the next one.
+        begins = anew + _for_want(anew, self._anew.missing(most)).cumsum(axis=1)
+        wanting = np.tril(_for_want(running, self._running.missing(most)))
+        goes_on = np.diagonal(running, axis1=1, axis2=2) + wanting.sum(axis=2)
         share = begins / (1 - goes_on + begins)
         right_anew, right_running = anew.cumsum(axis=1), np.tril(running).sum(axis=2)
         right = right_anew + share * (right_running - right_anew)
@@ -183,16 +198,16 @@ class ChainAcceptance:
         gains: Floats = np.maximum(added, _NEARLY_NONE)
         return gains
 
-    def observe(self, request: int, drafted: int, accepted: int) -> None:
+    def observe(self, request: int, drafted: int, accepted: int, asked: int) -> None:
         """As `AcceptanceModel.observe`. Drafts behind the first wrong one say nothing."""
         own = self._own.setdefault(request, _Own())
         positions = self._running if own.run else self._anew
         rates = positions.rates
-        tests = min(accepted + 1, drafted)
+        tests = min(accepted + 1, asked)
         self._spread.take(own.hits - own.expected, own.tests, accepted - sum(rates[:tests]), tests)
         for place in range(tests):
             own.take(place < accepted, rates[place])
-        positions.take(tests, accepted)
+        positions.take(tests, accepted, drafted)
         if own.run:
             self._run += _RUN_GAIN * (own.run - self._run)
         own.run = accepted if accepted == drafted else 0
@@ -215,6 +230,12 @@ def _log_odds_of(probability: float) -> float:
 def _log_odds(probabilities: Floats) -> Floats:
     inside = np.clip(probabilities, _CERTAIN, 1 - _CERTAIN)
     return np.log(inside / (1 - inside))
+
+
+def _for_want(right: Floats, missing: Floats) -> Floats:
+    """Chances that all before each position, the last axis, are right and there is none there."""
+    over: Floats = -np.diff(right, axis=-1, prepend=1.0) * missing
+    return over
 
 
 def _all_right(log_odds: Floats) -> Floats:

@@ -376,7 +376,7 @@ class AdaptivePlanner:
             band.hits = band.hits * _PROMISE_DECAY + hits
         for outcome, count in zip(drafted, tested, strict=True):
             request = outcome.sequence.arrival
-            self._outlook.verified(outcome.sequence, count, outcome.accepted)
+            self._outlook.verified(outcome.sequence, outcome.drafted, outcome.accepted, count)
             if request in plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()

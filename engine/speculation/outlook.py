@@ -47,12 +47,9 @@ class Outlook:
         """A sequence was asked for drafts, at least 1, and there were `found`."""
         self._of(sequence.drafter).availability.observe(sequence.arrival, asked, found)
 
-    def verified(self, sequence: EngineSequence, drafted: int, accepted: int) -> None:
-        """A pass found `accepted` of a sequence's `drafted` drafts, at least 1, right.
-
-        Where its drafter had no more than were verified, `drafted` is what it was asked for.
-        """
-        self._of(sequence.drafter).acceptance.observe(sequence.arrival, drafted, accepted)
+    def verified(self, sequence: EngineSequence, drafted: int, accepted: int, asked: int) -> None:
+        """As `AcceptanceModel.observe`, of the sequence's drafter."""
+        self._of(sequence.drafter).acceptance.observe(sequence.arrival, drafted, accepted, asked)
 
     def step(self) -> None:
         """Time passes: what was seen counts a little less."""

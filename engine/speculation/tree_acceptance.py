@@ -71,15 +71,15 @@ class TreeAcceptance:
         factors = np.array([self._own.get(request, none).factor(spread) for request in requests])
         return factors[:, None] * self._marginal(sigmas)[None, :most]
 
-    def observe(self, request: int, drafted: int, accepted: int) -> None:
-        """As `AcceptanceModel.observe`."""
+    def observe(self, request: int, drafted: int, accepted: int, asked: int) -> None:
+        """As `AcceptanceModel.observe`: a tree is worth what it was asked to be."""
         own = self._own.setdefault(request, _Own())
-        expected = float(self._marginal()[:drafted].sum())
+        expected = float(self._marginal()[:asked].sum())
         self._spread.take(own.hits - own.expected, own.expected, accepted - expected, expected)
         own.take(accepted, expected)
-        place = int(np.abs(np.log(self._sizes / drafted)).argmin())
+        place = int(np.abs(np.log(self._sizes / asked)).argmin())
         # A size next to it: brought to that by the curve.
-        share = (self._sizes[place] / drafted) ** _FIRST_EXPONENT
+        share = (self._sizes[place] / asked) ** _FIRST_EXPONENT
         kept = min(1.0, _MOST_WEIGHT / (self._trees[place] + 1))
         self._trees[place] = kept * self._trees[place] + 1
         self._hits[place] = kept * self._hits[place] + accepted * share

@@ -187,7 +187,7 @@ def test_each_position_has_its_own_rate_and_each_request_its_own() -> None:
             right = 0
             while right < 3 and randomness.random() < chance * 0.9**right:
                 right += 1
-            model.observe(request, 3, right)
+            model.observe(request, 3, right, 3)
         model.step()
         # One request's estimate moves with its latest tests: what counts is what it moves about.
         means += model.gains([0, 1, 2], 3)[:, 0] / 300 * (step >= 300)
@@ -218,7 +218,7 @@ def test_what_fewer_drafts_would_bring_where_easy_tokens_come_in_runs(asked: int
             right = next((n for n in range(drafts) if not easy[place + n]), drafts)
             by_position[:right] += 1
             if learning:
-                model.observe(passes // 50, drafts, right)
+                model.observe(passes // 50, drafts, right, drafts)
                 model.step()
                 if passes % 100 == 0:
                     promised.append(model.gains([-1], asked)[0].cumsum())
@@ -233,6 +233,37 @@ def test_what_fewer_drafts_would_bring_where_easy_tokens_come_in_runs(asked: int
         assert seen[fewer - 1] < thought[fewer - 1] < true
 
 
+def test_a_drafter_that_has_no_more_to_say_leaves_its_run_to_the_next_pass() -> None:
+    """It ends half of its chains; one draft a pass, sometimes two, shows what two would bring."""
+    randomness = random.Random(0)
+    chances: list[float] = []
+    while len(chances) < 60_000:
+        chances += [randomness.choice((0.35, 0.9))] * (1 + int(randomness.expovariate(0.15)))
+    easy = [randomness.random() < chance for chance in chances]
+    ends = [randomness.random() < 0.5 for _ in chances]
+    model = ChainAcceptance(2)
+    promised: list[Floats] = []
+
+    def right_drafts(rarely: int, *, learning: bool = False) -> float:
+        """Of a pass with two, on average; all but one of `rarely` passes have one."""
+        place = passes = of_two = two = 0
+        while place < len(easy) - 2:
+            asked = 2 if passes % rarely == 0 else 1
+            drafted = 1 if ends[place] else asked
+            right = next((n for n in range(drafted) if not easy[place + n]), drafted)
+            of_two, two = of_two + right * (asked == 2), two + (asked == 2)
+            if learning:
+                model.observe(passes // 50, drafted, right, asked)
+                model.step()
+                if passes % 100 == 0:
+                    promised.append(model.gains([-1], 2)[0].cumsum())
+            place, passes = place + right + 1, passes + 1
+        return of_two / two
+
+    right_drafts(8, learning=True)
+    assert np.mean(promised[10:], axis=0)[-1] == pytest.approx(right_drafts(1), rel=0.04)
+
+
 def test_only_what_lasts_of_a_request_counts() -> None:
     """Half of the requests are better than the others; of the rest each is good for a while, then bad."""
     randomness = random.Random(0)
@@ -240,8 +271,8 @@ def test_only_what_lasts_of_a_request_counts() -> None:
     for step in range(4000):
         for request in range(4):
             stretch = random.Random(f"{request} {step // 4}").random() < 0.5
-            lasting.observe(request, 1, int(randomness.random() < (0.8 if request % 2 else 0.4)))
-            passing.observe(request, 1, int(randomness.random() < (0.8 if stretch else 0.4)))
+            lasting.observe(request, 1, int(randomness.random() < (0.8 if request % 2 else 0.4)), 1)
+            passing.observe(request, 1, int(randomness.random() < (0.8 if stretch else 0.4)), 1)
         lasting.step()
         passing.step()
     apart = np.abs(np.diff(lasting.gains([0, 1], 1)[:, 0]))
@@ -263,7 +294,8 @@ def test_who_is_slow_gets_the_draft_that_adds_as_much() -> None:
 def test_further_drafts_never_add_more(data: st.DataObject, model: AcceptanceModel) -> None:
     for _ in range(data.draw(st.integers(0, 20))):
         drafted = data.draw(st.integers(1, 15))
-        model.observe(data.draw(st.integers(0, 3)), drafted, data.draw(st.integers(0, drafted)))
+        asked = data.draw(st.integers(drafted, 15))
+        model.observe(data.draw(st.integers(0, 3)), drafted, data.draw(st.integers(0, drafted)), asked)
         model.step()
     gains = model.gains([0, 1, 9], 15)
     assert (gains > 0).all()
@@ -276,7 +308,7 @@ def test_a_tree_holds_what_it_was_seen_to_hold() -> None:
     assert tree_sizes(13) == (1, 2, 3, 4, 6, 9, 13)
     for step in range(400):
         for size, right in ((2, 0.8), (13, 2.0)):
-            model.observe(size, size, int(right) + (step % 10 < 10 * (right % 1)))
+            model.observe(size, size, int(right) + (step % 10 < 10 * (right % 1)), size)
         model.step()
     gains = model.gains([99], 13)[0]
     assert gains[:2].sum() == pytest.approx(0.8, rel=0.1)
