@@ -186,8 +186,8 @@ class Allocator:
         # Where a request has no drafts at all, none of them cost anything.
         some = chosen * self._some[self._owners]
         share = _sums(some) / np.maximum(_sums(chosen), 1)
-        alone = self._pass_seconds[0]
-        seconds: Floats = alone + share * _sums(chosen * self._coming * longer) + self._draft_seconds[caps, None]
+        longer = share * _sums(chosen * self._coming * longer)
+        seconds: Floats = self._pass_seconds[0] + longer + self._draft_seconds[caps, None]
         return seconds
 
 

@@ -20,7 +20,7 @@ _COLD = 2
 
 
 class _Latest:
-    """The mean of the latest samples but for the slowest ones: whatever disturbed a few of them is forgotten."""
+    """The mean of the latest samples but for the slowest ones: what disturbed a few of them is forgotten."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_KEPT)

@@ -41,7 +41,7 @@ _DRIFT = 0.004
 """Standard deviation of a band's change from one pass to the next."""
 _SLOW_SIGMAS, _FAST_SIGMAS = 1.5, 3.0
 _COLD = 8
-"""Passes that an engine begins with, and that say nothing: buffers are allocated, pages touched, others start."""
+"""Passes that an engine begins with, and that say nothing: pages are touched, others begin beside it."""
 _MOST_BANDS = 40
 """Bands that an estimate takes into account, the nearest ones: its cost grows with their cube."""
 _REFRESH = 16
