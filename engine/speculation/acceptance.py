@@ -161,8 +161,8 @@ class ChainAcceptance:
     What is easy to guess comes in runs. So where all of the last drafts were right, the next ones are right
     more often, and the more so the more these were; where one was wrong, it does not matter how many there
     had been. Both are learnt apart. A drafter that had no more to say was not wrong. Asking for more uses up
-    more of a run in one pass, and leaves less of it to the next: what k drafts bring if always k are asked for
-    follows from how often a pass then begins in a run, which is a Markov chain of two states.
+    more of a run in one pass, and leaves less of it to the next: what k drafts bring if k are always asked
+    for follows from how often a pass then begins in a run, which is a Markov chain of two states.
 
     Args:
         most: drafts of the longest chain.
