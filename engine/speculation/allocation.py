@@ -109,8 +109,6 @@ class Allocator:
         self._draft_seconds = draft_seconds
         # That there are any drafts, and each where there are.
         some = chances[:, :1]
-        self._some = some[:, 0]
-        coming = chances / some
         # [B, K + 1] by drafts of each request, and what the logarithm of that gains by each further one.
         self._per_pass = np.ones((requests, most + 1))
         np.cumsum(gains * some, axis=1, out=self._per_pass[:, 1:])
@@ -121,9 +119,9 @@ class Allocator:
         order = order[(np.arange(most) < np.asarray(limits)[:, None]).ravel()[order]]
         self._owners, self._depths = np.divmod(order, most)
         self._steps = steps.ravel()[order]
-        self._coming = coming.ravel()[order]
+        self._coming = chances.ravel()[order]
         # How many of those before it of the same request come on average.
-        self._before = (coming.cumsum(axis=1) - coming).ravel()[order]
+        self._before = (chances.cumsum(axis=1) - chances).ravel()[order]
 
     def none(self) -> Allocation:
         """No drafts at all."""
@@ -178,15 +176,12 @@ class Allocator:
         How many come varies, and passes are no straight line. Where a draft comes, all before it of the same
         request have come, of the others as many as do on average: from there on it makes the pass longer.
         """
-        coming = _sums(chosen * self._coming)[:, :-1]
-        there = coming - self._before + self._depths
+        coming = chosen * self._coming
+        there = _sums(coming)[:, :-1] - self._before + self._depths
         numbers = np.arange(len(self._pass_seconds))
         longer = np.interp(there + 1, numbers, self._pass_seconds)
         longer -= np.interp(there, numbers, self._pass_seconds)
-        # Where a request has no drafts at all, none of them cost anything.
-        some = chosen * self._some[self._owners]
-        share = _sums(some) / np.maximum(_sums(chosen), 1)
-        longer = share * _sums(chosen * self._coming * longer)
+        longer = _sums(coming * longer)
         seconds: Floats = self._pass_seconds[0] + longer + self._draft_seconds[caps, None]
         return seconds
 

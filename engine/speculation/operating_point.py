@@ -32,7 +32,7 @@ from engine.speculation.probing import FIRST_INTERVAL, Budget, Timer
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
 SWITCH = 1.01
-"""Another number of drafts must promise so many times the speed of the present one; none at first."""
+"""Another number of drafts must promise so many times the speed of the present one; none need not."""
 
 _PROMISE_DECAY = 0.99
 _PROMISE_PRIOR = 30.0
@@ -195,7 +195,7 @@ class AdaptivePlanner:
             if cost.decodes and not cost.prompt_tokens:
                 most = max((outcome.asked for outcome in seen.outcomes), default=0)
                 self._pass_cost.observe(cost.decodes, cost.nodes, cost.target_s)
-                self._draft_cost.observe(cost.decodes, most, cost.draft_s, self._pass_cost.level)
+                self._draft_cost.observe(cost.decodes, most, cost.draft_s)
             drafted = [outcome for outcome in seen.outcomes if outcome.drafted]
             if drafted:
                 self._take(self._band(max(1, cost.decodes)), seen, drafted)
@@ -226,7 +226,7 @@ class AdaptivePlanner:
         chances = self._outlook.chances(sequences, most)
         gains = self._outlook.gains(sequences, most)
         pass_s = self._pass_cost.seconds(decodes, decodes * (most + 1))
-        draft_s = self._draft_cost.seconds(decodes, most, self._pass_cost.level)
+        draft_s = self._draft_cost.seconds(decodes, most)
         likely = Allocator(gains * band.kept, chances, limits, pass_s, draft_s)
 
         def hoped() -> Allocator:

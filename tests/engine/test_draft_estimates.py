@@ -268,6 +268,12 @@ def test_what_drafts_of_one_request_cost_is_what_those_cost_that_come(data: st.D
     assert way.seconds == pytest.approx(float(exactly @ pass_s))
 
 
+def test_a_draft_that_seldom_comes_makes_no_other_cheaper() -> None:
+    gains, chances = np.full((2, 1), 0.6), np.array([[1.0], [0.05]])
+    allocator = Allocator(gains, chances, [1, 1], np.array([1.0, 1.5, 1.5]), np.zeros(2))
+    assert allocator.expected((1, 1)).seconds == pytest.approx(1.5)
+
+
 def test_what_drafts_of_many_requests_cost_where_not_all_come() -> None:
     chances = np.tile([[1.0, 0.6, 0.3]], (16, 1))
     counts = np.arange(49)
