@@ -17,7 +17,7 @@ _SLOWEST = 2
 """Of so many samples the slowest are left out, at most one in four: clocks err upwards."""
 _COLD = 2
 """Steps with drafts that an engine begins with, and that say nothing: pages are touched, weights packed."""
-_FORGOTTEN = 512
+_FORGOTTEN = 256
 """Steps after which what was not seen again is not known: what seems dear would never be tried again."""
 
 
@@ -34,7 +34,10 @@ class _Latest:
         self.value = 0.0
         self.at = 0
 
-    def take(self, sample: float, at: int) -> None:
+    def take(self, sample: float, at: int, *, is_bound: bool = False) -> None:
+        """Takes a sample; with `is_bound` what took longer than it is no longer believed."""
+        if is_bound:
+            self._samples = deque((before for before in self._samples if before < sample), maxlen=_KEPT)
         self._samples.append(sample)
         number = len(self._samples)
         fastest = sorted(self._samples)[: number - min(_SLOWEST, (number + 2) // 4)]
@@ -76,7 +79,7 @@ class DraftCostModel:
         if catches_up and seconds >= self.seconds(decodes, most)[most]:
             return
         means = self._means.setdefault(band_of(decodes), {})
-        means.setdefault(most, _Latest()).take(max(seconds, 0.0), self._steps)
+        means.setdefault(most, _Latest()).take(max(seconds, 0.0), self._steps, is_bound=catches_up)
 
     def seconds(self, decodes: int, most: int) -> Seconds:
         """[most + 1], for 0 .. `most` drafts of one sequence."""

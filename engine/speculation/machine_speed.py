@@ -18,23 +18,21 @@ _MEMORY = 128
 """Passes after which what no others have confirmed is believed a third as much."""
 _LEAST_LEVEL = 1e-3
 _FIRST, _FAR_OFF = 16, 0.7
-"""If most of the first passes differ by so much (a logarithm) the calibration is of another machine."""
+"""If most of the first passes are faster by so much (a logarithm) the calibration is of no use."""
 
 
 class MachineSpeed:
     """A pass takes `curve * level + extra * decodes`: what its tokens took alone, and what sequences add.
 
     A Kalman filter (Kalman, 1960) over both, linear about what is believed; without passes that say otherwise
-    both return to what is usual (as Ornstein and Uhlenbeck's process, 1930). What a batch takes longer than
-    the curve says is mostly its contexts, which are read once however many tokens of a sequence there are;
-    passes of one kind alone cannot tell that from a machine that is slow. Then what is usual decides, and a
-    machine that was slow for a moment is soon forgotten.
+    both return to what is usual (as Ornstein and Uhlenbeck's process, 1930): the curve's speed, no extra time.
+    What a batch takes longer than the curve says is mostly its contexts, which are read once however many
+    tokens of a sequence there are; passes of one kind alone cannot tell that from a machine that is slow. Then
+    what is usual decides, and a machine that was slow for a moment is soon forgotten. One that stays slow is
+    taken to have long contexts: sizes that were not seen seem cheaper than they are, and are tried.
 
     Args:
         shortest_s: seconds of the shortest pass.
-
-    Attributes:
-        level: by how much passes are slower than the curve, whatever their size.
     """
 
     def __init__(self, shortest_s: float) -> None:
@@ -44,7 +42,7 @@ class MachineSpeed:
         self._first: list[float] = []
 
     def _begin(self, level: float) -> None:
-        self._usual = self.level = level
+        self._usual = self._level = level
         self._extra_s = 0.0
         self._usual_variances = (_LEVEL_SIGMA * level) ** 2, (_EXTRA_SIGMA * level * self._shortest_s) ** 2
         self._level_variance, self._extra_variance = self._usual_variances
@@ -52,7 +50,7 @@ class MachineSpeed:
 
     def seconds(self, curve_s: Seconds, decodes: int) -> Seconds:
         """What a pass takes whose tokens took `curve_s` alone."""
-        return curve_s * self.level + self._extra_s * decodes
+        return curve_s * self._level + self._extra_s * decodes
 
     def variance(self, curve_s: float, decodes: int) -> float:
         """Of the logarithm of what such a pass takes."""
@@ -64,12 +62,16 @@ class MachineSpeed:
         )
 
     def is_far_off(self, curve_s: float, seconds: float) -> bool:
-        """Takes one of the first passes; whether they show that all until now has to be forgotten."""
+        """Takes one of the first passes; whether they show that the machine was measured while it was busy.
+
+        Then what is usual is as they are, and all that was believed until now is to be forgotten.
+        """
         if len(self._first) == _FIRST:
             return False
         self._first.append(math.log(seconds / curve_s))
         middle = statistics.median(self._first)
-        if len(self._first) < _FIRST or abs(middle) < _FAR_OFF:
+        # Slow ones say nothing of the kind: others may begin at the same moment, and contexts may be long.
+        if len(self._first) < _FIRST or middle > -_FAR_OFF:
             return False
         self._begin(math.exp(middle))
         return True
@@ -90,7 +92,7 @@ class MachineSpeed:
         before_s = self.seconds(curve_s, decodes)
         level_gain = (self._level_variance * of_level + self._covariance * of_extra) / variance
         extra_gain = (self._extra_variance * of_extra + self._covariance * of_level) / variance
-        self.level += level_gain * error
+        self._level += level_gain * error
         self._extra_s += extra_gain * error
         self._level_variance -= level_gain**2 * variance
         self._extra_variance -= extra_gain**2 * variance
@@ -98,14 +100,14 @@ class MachineSpeed:
         self._pass_time()
         if self._extra_s < 0:
             # It cannot be: what it is short of is the level's, as far as the two go together.
-            self.level -= self._extra_s * self._covariance / self._extra_variance
+            self._level -= self._extra_s * self._covariance / self._extra_variance
             self._extra_s = 0.0
-        self.level = max(_LEAST_LEVEL, self.level)
+        self._level = max(_LEAST_LEVEL, self._level)
         return math.log(self.seconds(curve_s, decodes) / before_s)
 
     def _pass_time(self) -> None:
         kept = 1 - 1 / _MEMORY
-        self.level = self._usual + kept * (self.level - self._usual)
+        self._level = self._usual + kept * (self._level - self._usual)
         self._extra_s *= kept
         level_variance, extra_variance = self._usual_variances
         self._level_variance += (1 - kept**2) * (level_variance - self._level_variance)

@@ -84,11 +84,6 @@ class PassCostModel:
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
 
-    @property
-    def level(self) -> float:
-        """By how much passes are slower than the curve now, whatever their size."""
-        return self._speed.level
-
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
         """Takes one pass's measurement. What a clock says is over at once is ignored.
 
@@ -131,7 +126,8 @@ class PassCostModel:
     def seconds(self, decodes: int, most: int, *, sigmas: float = 0.0) -> Seconds:
         """[most - decodes + 1], of passes of `decodes` sequences and from `decodes` to `most` tokens.
 
-        With `sigmas` so many standard deviations less than is to be expected: how fast they may well be.
+        With `sigmas` so many standard deviations of such passes less than is to be expected: how fast they may
+        well be on a machine like this.
         """
         bands, places = _bands_between(decodes, most)
         deviation, doubt = self._basis(decodes).deviation(bands)

@@ -13,7 +13,18 @@ def curve(tokens: int) -> float:
     return 0.02 + 0.001 * tokens
 
 
-@pytest.mark.parametrize("factor", [1.0, 3.0, 0.3])
+def test_a_machine_that_is_slower_than_when_it_was_measured() -> None:
+    """What is seen is right; what is not must not seem dear, or it would never be tried."""
+    model = PassCostModel([(1, curve(1)), (64, curve(64))])
+    for _ in range(40):
+        for nodes in (4, 12):
+            model.observe(4, nodes, 3 * curve(nodes))
+    estimate = model.seconds(4, 20)
+    assert estimate[[0, 8]] == pytest.approx([3 * curve(4), 3 * curve(12)], rel=0.05)
+    assert (0.7 * 3 * curve(20)) < estimate[-1] < 1.02 * 3 * curve(20)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3, 0.1])
 def test_a_calibration_of_another_speed_is_corrected(factor: float) -> None:
     model = PassCostModel([(1, curve(1)), (64, curve(64))])
     for _ in range(40):
@@ -21,7 +32,7 @@ def test_a_calibration_of_another_speed_is_corrected(factor: float) -> None:
             model.observe(4, nodes, factor * curve(nodes))
     estimate = model.seconds(4, 20)
     assert len(estimate) == 17
-    # Sizes that were not seen follow: the whole machine is so much faster or slower.
+    # Sizes that were not seen follow: the whole machine is so much faster.
     assert estimate == pytest.approx([factor * curve(nodes) for nodes in range(4, 21)], rel=0.05)
 
 
@@ -67,7 +78,6 @@ def test_an_engines_first_pass_says_nothing() -> None:
     model = PassCostModel([(1, curve(1)), (64, curve(64))])
     model.observe(4, 8, 30 * curve(8))
     assert model.seconds(4, 12) == pytest.approx([curve(nodes) for nodes in range(4, 13)], rel=0.05)
-    assert model.level == 1.0
 
 
 def test_passes_of_one_kind_do_not_make_others_doubtful() -> None:
@@ -147,10 +157,9 @@ def test_a_drafter_that_catches_up_is_no_dearer_than_that() -> None:
     model = after_cold_steps()
     for _ in range(4):
         model.observe(1, 1, 0.4)
-    for _ in range(6):
-        model.observe(1, 0, 0.001)
-        model.observe(1, 1, 0.004)
-    assert model.seconds(1, 1)[1] < 0.2
+    model.observe(1, 0, 0.001)
+    model.observe(1, 1, 0.004)
+    assert model.seconds(1, 1)[1] == pytest.approx(0.004)
 
 
 def test_what_was_not_seen_for_long_is_not_known() -> None:
