@@ -51,8 +51,8 @@ class DraftCostModel:
     The first step with drafts behind some without is no more than a bound: drafters that read the text catch
     up then on what was said meanwhile, which is no price of drafting on.
 
-    What was not tried lately is taken to be cheap, so that it is tried; trying is what it is learnt by. Asking
-    for more never costs less: where it seems to, fewer are believed to be as cheap.
+    What was not tried lately is taken to be cheap, so that it is tried; trying is what it is learnt by.
+    Asking for more never costs less: where it seems to, fewer are believed to be as cheap.
     """
 
     def __init__(self) -> None:

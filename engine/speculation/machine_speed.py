@@ -25,9 +25,9 @@ class MachineSpeed:
     """A pass takes `curve * level + extra * decodes`: what its tokens took alone, and what sequences add.
 
     A Kalman filter (Kalman, 1960) over both, linear about what is believed; without passes that say otherwise
-    both return to what is usual (as Ornstein and Uhlenbeck's process, 1930): the curve's speed, no extra time.
-    What a batch takes longer than the curve says is mostly its contexts, which are read once however many
-    tokens of a sequence there are; passes of one kind alone cannot tell that from a machine that is slow. Then
+    both return to what is usual (as Ornstein and Uhlenbeck's process, 1930), the curve's speed and no extra
+    time. What a batch takes longer than the curve says is mostly its contexts, which are read once however
+    many tokens of a sequence there are; passes of one kind alone cannot tell that from a slow machine. Then
     what is usual decides, and a machine that was slow for a moment is soon forgotten. One that stays slow is
     taken to have long contexts: sizes that were not seen seem cheaper than they are, and are tried.
 

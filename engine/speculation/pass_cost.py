@@ -126,8 +126,8 @@ class PassCostModel:
     def seconds(self, decodes: int, most: int, *, sigmas: float = 0.0) -> Seconds:
         """[most - decodes + 1], of passes of `decodes` sequences and from `decodes` to `most` tokens.
 
-        With `sigmas` so many standard deviations of such passes less than is to be expected: how fast they may
-        well be on a machine like this.
+        With `sigmas` so many standard deviations of such passes less than is to be expected: how fast they
+        may well be on a machine like this.
         """
         bands, places = _bands_between(decodes, most)
         deviation, doubt = self._basis(decodes).deviation(bands)

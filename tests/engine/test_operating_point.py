@@ -175,7 +175,7 @@ def test_a_disturbed_beginning_does_not_keep_drafts_away(batch: int) -> None:
     best = max(run(world, FixedPlanner(count), answers).rate for count in range(4))
     planner = Disturbed(world.calibration, world.most)
     assert run(world, planner, answers).rate > 0.9 * best
-    assert 0.2 < planner.lost_s
+    assert planner.lost_s > 0.2
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
