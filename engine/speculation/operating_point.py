@@ -43,7 +43,7 @@ _FAR_AHEAD, _PATIENCE = 1.2, 4
 _FIRST_OF_CHAINS = 2
 _SETTLED = 32
 _QUIET_FIRST, _QUIET_LAST = 8, 64
-_CHOOSE_EVERY = 4
+_CHOOSE_EVERY = 8
 _MOST_ENDING = 0.25
 """Where more of the requests are near their ends, what is best now says nothing of later steps."""
 _FORGET_EVERY, _FORGET_AFTER = 512, 4096
@@ -60,6 +60,7 @@ class _Band:
         cap: most drafts of one request, as last chosen; 0 for none, None before the first choice.
         expected: right drafts that were promised lately.
         hits: right drafts that there were.
+        steps: that had drafts lately.
     """
 
     without: Timer
@@ -68,11 +69,14 @@ class _Band:
     cap: int | None = None
     expected: float = 0.0
     hits: float = 0.0
+    steps: float = 0.0
 
     @property
     def kept(self) -> float:
         """Which share of the promised drafts was right."""
-        share = (_PROMISE_PRIOR + self.hits) / (_PROMISE_PRIOR + self.expected)
+        # By steps, however many drafts: texts of one batch are hard or easy together.
+        surprise = self.hits / self.expected - 1 if self.expected else 0.0
+        share = 1 + self.steps / (self.steps + _PROMISE_PRIOR) * surprise
         return min(max(share, _LEAST_KEPT), _MOST_KEPT)
 
 
@@ -374,14 +378,14 @@ class AdaptivePlanner:
         if self._steps > _SETTLED:
             band.expected = band.expected * _PROMISE_DECAY + expected
             band.hits = band.hits * _PROMISE_DECAY + hits
+            band.steps = band.steps * _PROMISE_DECAY + 1
         for outcome, count in zip(drafted, tested, strict=True):
             request = outcome.sequence.arrival
             self._outlook.verified(outcome.sequence, outcome.drafted, outcome.accepted, count)
             if request in plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()
-        # Beyond chance, about: of a single draft half of all outcomes are better than was expected.
-        if hits > expected + expected**0.5 and not band.cap:
+        if hits > expected + expected**0.5 and not band.cap:  # about what chance does not do
             band.drafts.hurry()
             band.drafts.again()
 
