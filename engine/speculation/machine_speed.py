@@ -61,7 +61,7 @@ class MachineSpeed:
             + 2 * of_level * of_extra * self._covariance
         )
 
-    def is_far_off(self, curve_s: float, seconds: float) -> bool:
+    def begins_anew(self, curve_s: float, seconds: float) -> bool:
         """Takes one of the first passes; whether they show that the machine was measured while it was busy.
 
         Then what is usual is as they are, and all that was believed until now is to be forgotten.

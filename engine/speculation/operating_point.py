@@ -385,7 +385,7 @@ class AdaptivePlanner:
             if request in plan.retried and outcome.accepted:
                 self._requests[request].quiet.hurry()
                 self._requests[request].quiet.again()
-        if hits > expected + expected**0.5 and not band.cap:  # about what chance does not do
+        if hits > expected + expected**0.5 and not band.cap:  # more than by chance, about
             band.drafts.hurry()
             band.drafts.again()
 

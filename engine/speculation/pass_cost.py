@@ -83,6 +83,8 @@ class PassCostModel:
         # By band of sequences and band of tokens.
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._bases: dict[int, _Basis] = {}
+        # By tokens: it does not change, and is asked for after each pass.
+        self._curves: dict[int, float] = {}
 
     def observe(self, decodes: int, nodes: int, seconds: float) -> None:
         """Takes one pass's measurement. What a clock says is over at once is ignored.
@@ -100,8 +102,10 @@ class PassCostModel:
         band = band_up_to(nodes)
         mean, doubt = self._basis(decodes).deviation((band,))
         deviation, variance = float(mean[0]), float(doubt[0])
-        curve = float(self._curve(np.array([nodes]))[0])
-        if self._speed.is_far_off(curve, seconds):
+        curve = self._curves.get(nodes)
+        if curve is None:
+            curve = self._curves[nodes] = float(self._curve(np.array([nodes]))[0])
+        if self._speed.begins_anew(curve, seconds):
             self._seen.clear()
             self._bases.clear()
             return
