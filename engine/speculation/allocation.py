@@ -41,44 +41,6 @@ class Allocation:
     seconds: float
 
 
-def worth_verifying(
-    gains: Sequence[Sequence[float]],
-    per_pass: Sequence[float],
-    found: Sequence[int],
-    pass_seconds: Floats,
-    drafting_s: float,
-) -> list[int]:
-    """How many of the drafts that were found are verified, of each request.
-
-    As `Allocator` chooses where drafts are there and paid for; for each step, so without its arrays.
-
-    Args:
-        gains: of each request, what each draft adds; never rising, at least as many as were found.
-        per_pass: tokens of each request in a pass on average, at least 1.
-        found: drafts of each request.
-        pass_seconds: as `Allocator` has it, up to all of them.
-        drafting_s: what finding them took.
-    """
-    order = [
-        (gain / tokens, request)
-        for request, (own, tokens, count) in enumerate(zip(gains, per_pass, found, strict=True))
-        for gain in own[:count]
-    ]
-    order.sort(key=lambda draft: -draft[0])
-    passes = sum(1 / tokens for tokens in per_pass)
-    rates = [passes / (float(pass_seconds[0]) + drafting_s)]
-    for (saved, _), seconds in zip(order, pass_seconds[1 : len(order) + 1].tolist(), strict=True):
-        passes += saved
-        rates.append(passes / (seconds + drafting_s))
-    least = max(rates) * _AS_GOOD
-    counts = [0] * len(found)
-    for rate, (_, request) in zip(rates, order, strict=False):
-        if rate >= least:
-            break
-        counts[request] += 1
-    return counts
-
-
 class Allocator:
     """Chooses among all ways to give a step's requests drafts.
 

@@ -22,13 +22,15 @@ from dataclasses import dataclass, field, replace
 from engine.bands import band_of
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.acceptance import ChainAcceptance
-from engine.speculation.allocation import Allocation, Allocator, worth_verifying
+from engine.speculation.allocation import Allocation, Allocator
 from engine.speculation.draft_cost import DraftCostModel
 from engine.speculation.outlook import Outlook
 from engine.speculation.pass_cost import PassCostModel
 from engine.speculation.plan import Mode, Plan, Seen, shares_of, usual_of
 from engine.speculation.planner import DraftOutcome, OffReason, PassCost
 from engine.speculation.probing import FIRST_INTERVAL, Budget, Timer
+from engine.speculation.selection import DraftSelection
+from engine.speculation.tree import DraftTree
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
 SWITCH = 1.01
@@ -110,6 +112,7 @@ class AdaptivePlanner:
         self._outlook = Outlook(lambda: TreeAcceptance(most) if branching else ChainAcceptance(most))
         self._pass_cost = PassCostModel(calibration)
         self._draft_cost = DraftCostModel()
+        self._selection = DraftSelection()
         # One chain says something of all others, a tree of its size alone: early ones would be misleading.
         self._first_probe = FIRST_INTERVAL if branching else _FIRST_OF_CHAINS
         self._bands: dict[int, _Band] = {}
@@ -117,8 +120,8 @@ class AdaptivePlanner:
         self._budget = Budget()
         self._plan = Plan()
         # Of the step under way, for `Seen`.
-        self._found: Sequence[tuple[EngineSequence, int, int]] = ()
-        self._exhausted: Mapping[int, int] = {}
+        self._found: list[tuple[EngineSequence, int, int]] = []
+        self._exhausted: dict[int, int] = {}
         # Not learnt from yet: in one go that takes far less time than after each pass, which empties caches.
         self._seen: list[Seen] = []
         self._steps = 0
@@ -144,44 +147,31 @@ class AdaptivePlanner:
         return self._chosen(sequences, limits, most)
 
     def kept(
-        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+        self,
+        sequences: Sequence[EngineSequence],
+        asked: Sequence[int],
+        trees: Sequence[DraftTree | None],
     ) -> Sequence[int]:
         """As `DraftPlanner.kept`."""
-        self._found = [found for found in zip(sequences, asked, drafted, strict=True) if found[1]]
-        kept = self._worth_verifying(sequences, asked, drafted)
-        self._exhausted = {
-            sequence.arrival: room
-            for sequence, room, there, count in zip(sequences, asked, drafted, kept, strict=True)
-            if count == there < room
-        }
+        share = self._band(len(sequences)).kept
+        kept = self._selection.kept(self._plan, share, sequences, asked, trees)
+        self._found, self._exhausted = [], {}
+        for sequence, room, tree, count in zip(sequences, asked, trees, kept, strict=True):
+            there = 0 if tree is None else len(tree.token_ids)
+            # A draft that was too unlikely to be verified is as good as none.
+            if tree is not None and tree.confidence is not None:
+                there = count
+            if room:
+                self._found.append((sequence, room, there))
+            if count == there < room:
+                self._exhausted[sequence.arrival] = room
         return kept
-
-    def _worth_verifying(
-        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
-    ) -> Sequence[int]:
-        plan = self._plan
-        shares = [share for sequence in sequences if (share := plan.share(sequence.arrival)) is not None]
-        # Where all came that was asked for nothing is new; a probe is there to see what comes of it.
-        if plan.mode is not Mode.CHOSEN or sum(drafted) in (0, sum(asked)) or len(shares) < len(sequences):
-            return drafted
-        kept = self._band(len(sequences)).kept
-        counts = worth_verifying(
-            [[min(gain * kept, 1.0) for gain in share.coming] for share in shares],
-            [share.per_pass for share in shares],
-            drafted,
-            plan.pass_s,
-            float(plan.draft_s[max(asked)]),
-        )
-        return [
-            max(count, min(1, there)) if sequence.arrival in plan.retried else count
-            for sequence, count, there in zip(sequences, counts, drafted, strict=True)
-        ]
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """As `DraftPlanner.observe`."""
         self._steps += 1
         self._seen.append(Seen(self._plan, cost, outcomes, self._found, self._exhausted))
-        self._found, self._exhausted = (), {}
+        self._found, self._exhausted = [], {}
         if len(self._seen) >= _CHOOSE_EVERY:
             self._learn()
         if self._steps % _FORGET_EVERY == 0:
@@ -192,6 +182,8 @@ class AdaptivePlanner:
         for seen in self._seen:
             cost = seen.cost
             self._outlook.step()
+            self._selection.step()
+            self._selection.observe(seen.outcomes)
             for sequence, asked, there in seen.found:
                 self._request(sequence.arrival)
                 self._outlook.found(sequence, asked, there)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.sequence import Sequence as EngineSequence
+from engine.speculation.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,29 @@ class DraftOutcome:
     Attributes:
         sequence: whose.
         asked: drafts that there was room for; 0 where none were to be made.
-        drafted: nodes of the tree, the root not counted; 0 where there was nothing to guess.
-        depth: drafts one behind the other on the longest path.
-        accepted: drafts that were right.
+        tree: of the drafts that were verified; None where there was nothing to guess.
+        path: nodes of the tree that were right, one behind the other.
     """
 
     sequence: EngineSequence
     asked: int
-    drafted: int
-    depth: int
-    accepted: int
+    tree: DraftTree | None
+    path: Sequence[int] = ()
+
+    @property
+    def drafted(self) -> int:
+        """Drafts that were verified."""
+        return 0 if self.tree is None else len(self.tree.token_ids)
+
+    @property
+    def depth(self) -> int:
+        """Drafts one behind the other on the longest path."""
+        return 0 if self.tree is None else max(self.tree.depths)
+
+    @property
+    def accepted(self) -> int:
+        """Drafts that were right."""
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +88,17 @@ class DraftPlanner(Protocol):
         ...
 
     def kept(
-        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+        self,
+        sequences: Sequence[EngineSequence],
+        asked: Sequence[int],
+        trees: Sequence[DraftTree | None],
     ) -> Sequence[int]:
-        """How many of the drafts that were found are verified, the first ones of each tree.
+        """How many of the drafts that were found are verified: of each tree its `first` ones.
 
         Args:
             sequences: the step's decodes.
             asked: drafts that each had room for.
-            drafted: drafts that were found for each, 0 for none.
+            trees: that were found for each.
         """
         ...
 
@@ -110,10 +127,13 @@ class FixedPlanner:
         return [min(self._count, sequence.max_drafts) for sequence in sequences]
 
     def kept(
-        self, sequences: Sequence[EngineSequence], asked: Sequence[int], drafted: Sequence[int]
+        self,
+        sequences: Sequence[EngineSequence],
+        asked: Sequence[int],
+        trees: Sequence[DraftTree | None],
     ) -> Sequence[int]:
         """All of them."""
-        return drafted
+        return [0 if tree is None else len(tree.token_ids) for tree in trees]
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """Nothing is learnt."""

@@ -67,8 +67,7 @@ class Speculator:
             )
             for place, tree in zip(places, found, strict=True):
                 self._trees[place] = tree
-            drafted = [_size(tree) for tree in self._trees]
-            kept = self._planner.kept(decodes, schedule.lookahead, drafted)
+            kept = self._planner.kept(decodes, schedule.lookahead, self._trees)
             for place in places:
                 tree = self._trees[place]
                 self._trees[place] = None if tree is None else tree.first(kept[place])
@@ -107,9 +106,8 @@ class Speculator:
             DraftOutcome(
                 sequence=sequence,
                 asked=schedule.lookahead[index] if schedule.lookahead else 0,
-                drafted=_size(tree := self._trees[index]),
-                depth=0 if tree is None else max(tree.depths),
-                accepted=len(result.drawn[index].path),
+                tree=self._trees[index],
+                path=result.drawn[index].path,
             )
             for index, sequence, _ in went_on
             if index < schedule.num_decodes
@@ -126,10 +124,6 @@ class Speculator:
         told = [outcome for outcome in outcomes if outcome.sequence.drafter is not None]
         self._tally.observe(cost, told)
         return told
-
-
-def _size(tree: DraftTree | None) -> int:
-    return 0 if tree is None else len(tree.token_ids)
 
 
 def _pass_of(

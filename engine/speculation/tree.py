@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ class DraftTree:
         parents: for each draft the node that it follows, a smaller number than its own.
         distributions: [len(token_ids), vocab] fp32, what each draft was drawn from; None where no draft was
             drawn but chosen, which is to say with probability 1. Drawn drafts have no siblings.
+        confidence: for each draft how likely its drafter takes it to be right, all before it included, so
+            never more than for the one that it follows; None where it does not tell. Drawn drafts have none:
+            which of them are verified must not depend on what was drawn, or answers would follow another
+            distribution than the target's.
 
     Raises:
         ValueError: not a tree of that form.
@@ -34,6 +39,7 @@ class DraftTree:
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     distributions: torch.Tensor | None = None
+    confidence: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.token_ids) < MAX_NODES or len(self.token_ids) != len(self.parents):
@@ -42,11 +48,21 @@ class DraftTree:
             raise ValueError("a draft's parent stands before it")
         if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self.parents):
             raise ValueError("siblings hold different tokens")
+        if self.confidence is not None:
+            if len(self.confidence) != len(self.token_ids):
+                raise ValueError("each draft has its confidence")
+            if self.distributions is not None:
+                raise ValueError("drawn drafts have no confidence")
 
     @classmethod
-    def chain(cls, token_ids: tuple[int, ...], distributions: torch.Tensor | None = None) -> DraftTree:
+    def chain(
+        cls,
+        token_ids: tuple[int, ...],
+        distributions: torch.Tensor | None = None,
+        confidence: tuple[float, ...] | None = None,
+    ) -> DraftTree:
         """Each draft follows the one before."""
-        return cls(token_ids, tuple(range(len(token_ids))), distributions)
+        return cls(token_ids, tuple(range(len(token_ids))), distributions, confidence)
 
     @property
     def num_nodes(self) -> int:
@@ -90,20 +106,27 @@ class DraftTree:
     def within(self, depth: int) -> DraftTree:
         """The tree of the drafts that are at most `depth` behind the root, at least 1."""
         kept = [index for index in range(len(self.token_ids)) if self.depths[index + 1] <= depth]
-        if len(kept) == len(self.token_ids):
-            return self
-        nodes = {0: 0} | {index + 1: node for node, index in enumerate(kept, start=1)}
-        return DraftTree(
-            tuple(self.token_ids[index] for index in kept),
-            tuple(nodes[self.parents[index]] for index in kept),
-            None if self.distributions is None else self.distributions[kept],
-        )
+        return self if len(kept) == len(self.token_ids) else self._of(kept)
 
     def first(self, count: int) -> DraftTree | None:
-        """The tree of the first `count` drafts; None for 0."""
+        """The tree of the `count` drafts that are likeliest to be right, or come first; None for 0."""
         if count >= len(self.token_ids):
             return self
         if count <= 0:
             return None
-        kept = None if self.distributions is None else self.distributions[:count]
-        return DraftTree(self.token_ids[:count], self.parents[:count], kept)
+        kept: Sequence[int] = range(count)
+        if self.confidence is not None and not self.is_chain:
+            # Stable: no draft is likelier than the one it follows, which so comes before it.
+            surest = sorted(range(len(self.token_ids)), key=self.confidence.__getitem__, reverse=True)
+            kept = sorted(surest[:count])
+        return self._of(kept)
+
+    def _of(self, kept: Sequence[int]) -> DraftTree:
+        """The tree of some drafts, by index, rising; with each the one that it follows."""
+        nodes = {0: 0} | {index + 1: node for node, index in enumerate(kept, start=1)}
+        return DraftTree(
+            tuple(self.token_ids[index] for index in kept),
+            tuple(nodes[self.parents[index]] for index in kept),
+            None if self.distributions is None else self.distributions[list(kept)],
+            None if self.confidence is None else tuple(self.confidence[index] for index in kept),
+        )

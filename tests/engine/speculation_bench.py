@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from engine.api import EngineRequest, SamplingParams
 from engine.sequence import Sequence
 from engine.speculation.planner import DraftOutcome, DraftPlanner, PassCost
+from engine.speculation.tree import DraftTree
 
 ANSWER = 160
 """Tokens of an answer."""
@@ -136,15 +137,15 @@ def best_tree(chance: float, drafts: int) -> frozenset[tuple[int, ...]]:
     return frozenset(tree)
 
 
-def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts: int) -> tuple[int, int]:
-    """(depth, right drafts) where an answer's next token is number `place`; the same for every planner."""
+def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts: int) -> int:
+    """Right drafts where an answer's next token is number `place`; the same for every planner."""
     if not world.tree:
         right = 0
         while right < drafts and place + right < ANSWER:
             if luck[place + right] >= text.right(place + right) * text.decay**right:
                 break
             right += 1
-        return drafts, right
+        return right
     chance = min(max(text.right(place), 0.05), 0.95)
     tree = best_tree(round(chance, 2), drafts)
     path: tuple[int, ...] = ()
@@ -153,7 +154,12 @@ def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts:
         if (*path, rank) not in tree:
             break
         path = (*path, rank)
-    return max(map(len, tree)), len(path)
+    return len(path)
+
+
+def chain_of(drafts: int) -> DraftTree | None:
+    """So many drafts, as a drafter gives them that does not tell how sure it is."""
+    return DraftTree.chain(tuple(range(drafts))) if drafts else None
 
 
 def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Result:
@@ -181,13 +187,14 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
             text.likely(sequence.next_index, count) if finds[sequence.next_index // 8] < text.found else 0
             for count, (sequence, text, _, finds) in zip(asked, batch, strict=True)
         ]
-        kept = list(planner.kept(sequences, asked, drafted))
+        trees = [chain_of(count) for count in drafted]
+        kept = list(planner.kept(sequences, asked, trees))
         assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
         outcomes = []
         for sequence, (_, text, luck, _), room, count in zip(sequences, batch, asked, kept, strict=True):
-            depth, right = accepted_of(world, text, luck, sequence.next_index, count) if count else (0, 0)
+            right = accepted_of(world, text, luck, sequence.next_index, count) if count else 0
             new = min(right + 1, ANSWER - sequence.next_index)
-            outcomes.append(DraftOutcome(sequence, room, count, depth, right))
+            outcomes.append(DraftOutcome(sequence, room, chain_of(count), range(1, right + 1)))
             sequence.token_ids += [0] * new
             result.tokens += new
         nodes = len(batch) + sum(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from engine.bands import band_of, band_up_to
 from engine.speculation.acceptance import AcceptanceModel, ChainAcceptance, Floats
-from engine.speculation.allocation import Allocator, worth_verifying
+from engine.speculation.allocation import Allocator
 from engine.speculation.availability import Availability
 from engine.speculation.probing import BUDGET, Budget, Timer
+from engine.speculation.selection import worth_verifying
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
 
@@ -230,22 +232,23 @@ def test_of_drafts_that_are_there_no_others_are_better_verified(
     data: st.DataObject, requests: int, most: int
 ) -> None:
     share = st.floats(0.05, 1.0)
-    gains = np.cumprod([[data.draw(share) for _ in range(most)] for _ in range(requests)], axis=1)
     found = [data.draw(st.integers(0, most)) for _ in range(requests)]
+    chances = [np.cumprod([data.draw(share) for _ in range(count)]).tolist() for count in found]
+    forced = [data.draw(st.integers(0, count)) for count in found]
     pass_s = np.cumsum([data.draw(st.floats(1e-3, 1.0)) for _ in range(requests * most + 1)])
-    drafting_s = data.draw(st.floats(0.0, 0.5))
+    step_s = data.draw(st.floats(0.1, 5.0))
     per_pass = [data.draw(st.floats(1.0, 4.0)) for _ in range(requests)]
 
-    def rate(counts: tuple[int, ...]) -> float:
-        """Passes that are saved a second, and those that are made."""
-        rows = zip(gains, counts, per_pass, strict=True)
-        saved = sum((1 + row[:count].sum()) / tokens for row, count, tokens in rows)
-        return saved / (pass_s[sum(counts)] + drafting_s)
+    def worth(counts: Sequence[int]) -> float:
+        """Passes that are saved, less what could be made in the time that it takes."""
+        rows = zip(chances, counts, per_pass, strict=True)
+        saved = sum(sum(row[:count]) / tokens for row, count, tokens in rows)
+        return saved - float(pass_s[sum(counts)]) * requests / step_s
 
-    counts = worth_verifying(gains.tolist(), per_pass, found, pass_s, drafting_s)
-    assert all(count <= there for count, there in zip(counts, found, strict=True))
-    fastest = max(rate(own) for own in itertools.product(*(range(there + 1) for there in found)))
-    assert rate(tuple(counts)) >= 0.997 * fastest
+    counts = worth_verifying(chances, per_pass, forced, pass_s, step_s)
+    choices = [range(least, there + 1) for least, there in zip(forced, found, strict=True)]
+    assert all(count in choice for count, choice in zip(counts, choices, strict=True))
+    assert worth(counts) == pytest.approx(max(map(worth, itertools.product(*choices))))
 
 
 def test_drafts_that_seldom_come_cost_as_seldom() -> None:

@@ -16,7 +16,18 @@ from engine.speculation.acceptance import ChainAcceptance
 from engine.speculation.operating_point import AdaptivePlanner
 from engine.speculation.outlook import Outlook
 from engine.speculation.planner import DraftOutcome, FixedPlanner, OffReason, PassCost
-from tests.engine.speculation_bench import ANSWER, Result, Text, World, bent, flat, linear, run, stepped
+from tests.engine.speculation_bench import (
+    ANSWER,
+    Result,
+    Text,
+    World,
+    bent,
+    chain_of,
+    flat,
+    linear,
+    run,
+    stepped,
+)
 
 BAR = 0.97
 """Of the speed of no drafts, and of the best fixed number of them."""
@@ -276,7 +287,7 @@ def test_drafts_that_were_found_are_cut_where_a_tile_ends() -> None:
     sequences = [sequence_of(arrival, left=100) for arrival in range(9)]
     drafted = [1] * 8 + [0]
     planner.wanted(sequences)
-    kept = planner.kept(sequences, [1] * 9, drafted)
+    kept = planner.kept(sequences, [1] * 9, [chain_of(count) for count in drafted])
     assert sum(kept) == 7
     assert all(count <= there for count, there in zip(kept, drafted, strict=True))
 
@@ -287,9 +298,9 @@ def test_requests_that_ended_are_forgotten() -> None:
     for step in range(12_000):
         sequences = [sequence_of(0, left=100), sequence_of(1 + step, left=100)]
         asked = planner.wanted(sequences)
-        kept = planner.kept(sequences, asked, asked)
+        kept = planner.kept(sequences, asked, [chain_of(count) for count in asked])
         outcomes = [
-            DraftOutcome(sequence, room, count, count, min(1, count))
+            DraftOutcome(sequence, room, chain_of(count), (1,) * min(1, count))
             for sequence, room, count in zip(sequences, asked, kept, strict=True)
         ]
         planner.observe(PassCost(2, 2 + sum(kept), 0, 0.02, 0.001), outcomes)
@@ -329,10 +340,10 @@ def test_whatever_is_measured_choices_keep_their_bounds(
         assert all(0 <= count <= min(most, room - 1) for count, room in zip(wanted, left, strict=True))
         asked = [data.draw(st.integers(0, count)) for count in wanted]
         drafted = [data.draw(st.integers(0, count)) for count in asked]
-        kept = planner.kept(sequences, asked, drafted)
+        kept = planner.kept(sequences, asked, [chain_of(count) for count in drafted])
         assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
         outcomes = [
-            DraftOutcome(sequence, room, count, count, data.draw(st.integers(0, count)))
+            DraftOutcome(sequence, room, chain_of(count), range(1, 1 + data.draw(st.integers(0, count))))
             for sequence, room, count in zip(sequences, asked, kept, strict=True)
         ]
         times = st.floats(0.0, 1e6)

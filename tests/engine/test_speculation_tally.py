@@ -5,12 +5,15 @@ from engine.sequence import Sequence
 from engine.speculation.planner import DraftOutcome, FixedPlanner, PassCost
 from engine.speculation.stats import DraftBatches
 from engine.speculation.tally import SpeculationTally
+from engine.speculation.tree import DraftTree
 
 SEQUENCE = Sequence(EngineRequest("r", (1,), SamplingParams(0.0, 1.0, 0, 0, 0, max_tokens=9)), 0, False, 0.0)
 
 
 def outcome(asked: int, drafted: int, accepted: int, depth: int | None = None) -> DraftOutcome:
-    return DraftOutcome(SEQUENCE, asked, drafted, drafted if depth is None else depth, accepted)
+    parents = [min(node, (depth or drafted) - 1) for node in range(drafted)]
+    tree = DraftTree(tuple(range(drafted)), tuple(parents)) if drafted else None
+    return DraftOutcome(SEQUENCE, asked, tree, range(1, accepted + 1))
 
 
 def test_totals() -> None:

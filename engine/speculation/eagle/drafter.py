@@ -280,6 +280,7 @@ class EagleDrafter:
         ]
         chains: list[list[int]] = [[] for _ in sequences]
         scores = [0.0] * len(sequences)
+        sure: list[list[float]] = [[] for _ in sequences]
         active = list(range(len(sequences)))
         outputs = torch.stack([_output(state) for state in states])
         coupled, least = self._shape.coupled, self._shape.least_log
@@ -299,6 +300,7 @@ class EagleDrafter:
                 if not scores[index] >= least:
                     continue
                 chains[index].append(token_id)
+                sure[index].append(math.exp(scores[index]))
                 if counts[index] > ahead + 1:
                     going.append(row)
             if not going:
@@ -314,7 +316,10 @@ class EagleDrafter:
                 following = Ahead(spans, [count - 1 for count in counts], self._block_size, self._kv.device)
             batch = following.batch(ahead, active, [chains[index][-1] for index in active])
             outputs = self._head.forward(batch, outputs, self._kv)
-        return [DraftTree.chain(tuple(chain)) if chain else None for chain in chains]
+        return [
+            DraftTree.chain(tuple(chain), confidence=tuple(own)) if chain else None
+            for chain, own in zip(chains, sure, strict=True)
+        ]
 
     def _trees(self, sequences: list[EngineSequence], counts: list[int]) -> list[DraftTree | None]:
         width = self._shape.width

@@ -6,6 +6,7 @@ of all are taken, as far as they are likely. Since no node is better than its pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,7 @@ class GrowingTree:
         return DraftTree(
             tuple(candidate.token_id for candidate in chosen),
             tuple(nodes[candidate.parent] for candidate in chosen),
+            confidence=tuple(math.exp(candidate.score) for candidate in chosen),
         )
 
     def _best(self) -> list[int]:
