@@ -22,8 +22,10 @@ _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
 _PRIOR_TESTS = 8.0
 _MOST_TESTS = 400.0
 """No more than so many are remembered of a bin."""
+_LEAST_TESTS = 4.0
+"""Of a bin that has fewer nothing is known."""
 _DECAY = 0.998
-"""With each step. Drafts that are not verified show nothing: what was not tested for long is believed anew."""
+"""With each step: what was not verified for long is not known any more."""
 
 
 class ConfidenceCalibration:
@@ -39,11 +41,19 @@ class ConfidenceCalibration:
         self._curve: tuple[Floats, Floats] | None = None
 
     def chances(self, confidence: Sequence[float]) -> Floats:
-        """[len(confidence)], probabilities: never less for a draft that its drafter is surer of."""
+        """[len(confidence)], probabilities, never rising.
+
+        Drafts of which nothing is known are as likely as the next surer one: trying is what it is learnt by.
+
+        Args:
+            confidence: of drafts of one sequence, the surest first.
+        """
         if self._curve is None:
             self._curve = self._points()
-        chances: Floats = np.interp(confidence, *self._curve)
-        return chances
+        chances = np.interp(confidence, *self._curve)
+        unknown = np.array(self._tests)[np.searchsorted(_EDGES, confidence, side="right")] < _LEAST_TESTS
+        falling: Floats = np.minimum.accumulate(np.where(unknown, 1.0, chances))
+        return falling
 
     def observe(self, confidence: float, right: bool) -> None:
         """A draft was verified."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.sampling.rules import is_greedy
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.acceptance import Floats
 from engine.speculation.confidence import ConfidenceCalibration
@@ -94,7 +95,8 @@ class DraftSelection:
                 chances.append(())
                 forced.append(0)
             elif tree.confidence is not None:
-                chances.append(sorted(self._of(sequence).chances(tree.confidence).tolist(), reverse=True))
+                surest_first = sorted(tree.confidence, reverse=True)
+                chances.append(self._of(sequence).chances(surest_first).tolist())
                 forced.append(0)
             else:
                 number = len(tree.token_ids)
@@ -121,7 +123,7 @@ class DraftSelection:
             learnt.step()
 
     def _of(self, sequence: EngineSequence) -> ConfidenceCalibration:
-        key = sequence.drafter, sequence.rules.greedy
+        key = sequence.drafter, is_greedy(sequence.request.sampling)
         if key not in self._learnt:
             self._learnt[key] = ConfidenceCalibration()
         return self._learnt[key]

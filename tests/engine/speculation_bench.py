@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
+from itertools import accumulate
+from operator import mul
 
 from engine.api import EngineRequest, SamplingParams
 from engine.sequence import Sequence
@@ -33,6 +35,11 @@ def bent(tokens: int) -> float:
     return max(0.020 + 0.0006 * tokens, 0.0022 * tokens)
 
 
+def rising(tokens: int) -> float:
+    """Bound by both: each token costs something."""
+    return 0.018 + 0.0008 * tokens
+
+
 def stepped(tokens: int) -> float:
     """Kernels with tiles of 8 rows."""
     return 0.014 + 0.006 * -(-tokens // 8)
@@ -47,12 +54,25 @@ class Text:
         found: probability that there are drafts at all, for stretches of eight tokens.
         decay: factor on `right` for each further draft of a pass.
         least: the drafter knows `right`, and ends a chain that is right with less probability.
+        says: of a draft that is right with some probability, all before it too, how sure the drafter is; None
+            where it does not tell.
     """
 
     right: Callable[[int], float]
     found: float = 1.0
     decay: float = 1.0
     least: float = 0.0
+    says: Callable[[float], float] | None = None
+
+    def drafts(self, place: int, count: int) -> DraftTree | None:
+        """So many drafts from a place of the answer on."""
+        if not count:
+            return None
+        if self.says is None:
+            return DraftTree.chain(tuple(range(count)))
+        each = [self.right(place + ahead) * self.decay**ahead for ahead in range(count)]
+        sure = [self.says(chance) for chance in accumulate(each, mul)]
+        return DraftTree.chain(tuple(range(count)), confidence=tuple(accumulate(sure, min)))
 
     def likely(self, place: int, most: int) -> int:
         """Of so many drafts from a place of the answer on those that are likely enough."""
@@ -157,11 +177,6 @@ def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts:
     return len(path)
 
 
-def chain_of(drafts: int) -> DraftTree | None:
-    """So many drafts, as a drafter gives them that does not tell how sure it is."""
-    return DraftTree.chain(tuple(range(drafts))) if drafts else None
-
-
 def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Result:
     """Serves until so many answers' tokens have come."""
     clock = random.Random(f"clock {seed}")
@@ -187,14 +202,21 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
             text.likely(sequence.next_index, count) if finds[sequence.next_index // 8] < text.found else 0
             for count, (sequence, text, _, finds) in zip(asked, batch, strict=True)
         ]
-        trees = [chain_of(count) for count in drafted]
+        trees = [
+            text.drafts(sequence.next_index, count)
+            for count, (sequence, text, *_) in zip(drafted, batch, strict=True)
+        ]
         kept = list(planner.kept(sequences, asked, trees))
         assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
         outcomes = []
-        for sequence, (_, text, luck, _), room, count in zip(sequences, batch, asked, kept, strict=True):
+        for sequence, (_, text, luck, _), room, tree, count in zip(
+            sequences, batch, asked, trees, kept, strict=True
+        ):
             right = accepted_of(world, text, luck, sequence.next_index, count) if count else 0
             new = min(right + 1, ANSWER - sequence.next_index)
-            outcomes.append(DraftOutcome(sequence, room, chain_of(count), range(1, right + 1)))
+            outcomes.append(
+                DraftOutcome(sequence, room, None if tree is None else tree.first(count), range(1, right + 1))
+            )
             sequence.token_ids += [0] * new
             result.tokens += new
         nodes = len(batch) + sum(kept)

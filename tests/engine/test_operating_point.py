@@ -22,15 +22,17 @@ from tests.engine.speculation_bench import (
     Text,
     World,
     bent,
-    chain_of,
     flat,
     linear,
+    rising,
     run,
     stepped,
 )
 
 BAR = 0.97
 """Of the speed of no drafts, and of the best fixed number of them."""
+
+TEXT = Text(lambda place: 0.5)
 
 COSTS = {cost.__name__: cost for cost in (flat, linear, bent, stepped)}
 
@@ -123,10 +125,48 @@ def test_drafters_that_know_when_to_end(cost: str, batch: int) -> None:
     """Drafts that come are better than those that were asked for."""
 
     def unsure(number: int) -> Text:
-        chances = random.Random(number).choices((0.97, 0.85, 0.5, 0.25, 0.1), k=2 * ANSWER)
+        chances = unlike(number)
         return Text(lambda place: chances[place], least=0.08)
 
     require_fast(World(COSTS[cost], unsure, lambda tokens: batch, draft_s=0.0004), answers_for(batch))
+
+
+def unlike(number: int) -> list[float]:
+    """Chances of an answer's drafts, by position: from nearly certain to nearly none."""
+    return random.Random(number).choices((0.97, 0.85, 0.5, 0.25, 0.1), k=2 * ANSWER)
+
+
+SAYINGS = {
+    "true": lambda chance: chance,
+    "too sure": lambda chance: chance**0.4,
+    "too doubtful": lambda chance: chance**2,
+}
+
+
+@pytest.mark.parametrize("says", SAYINGS)
+@pytest.mark.parametrize("batch", [4, 16, 32])
+def test_drafters_that_tell_how_sure_they_are(batch: int, says: str) -> None:
+    """Whatever scale they use, the likely drafts are verified alone: better than any fixed number."""
+
+    def text(number: int) -> Text:
+        chances = unlike(number)
+        return Text(lambda place: chances[place], says=SAYINGS[says])
+
+    world = World(rising, text, lambda tokens: batch, draft_s=0.0004)
+    adaptive = run(world, planner_of(world), answers_for(batch))
+    best = max(run(world, FixedPlanner(count), answers_for(batch)).rate for count in range(world.most + 1))
+    assert adaptive.rate > 1.05 * best
+
+
+@pytest.mark.parametrize("cost", ["flat", "linear"])
+@pytest.mark.parametrize("sure", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("right", [0.0, 0.6, 0.95])
+def test_drafters_that_are_always_as_sure(cost: str, sure: float, right: float) -> None:
+    """What they tell is worth nothing: no reason to be slower."""
+    world = World(
+        COSTS[cost], lambda number: Text(lambda place: right, says=lambda chance: sure), lambda tokens: 8
+    )
+    require_fast(world, answers_for(8))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -287,7 +327,7 @@ def test_drafts_that_were_found_are_cut_where_a_tile_ends() -> None:
     sequences = [sequence_of(arrival, left=100) for arrival in range(9)]
     drafted = [1] * 8 + [0]
     planner.wanted(sequences)
-    kept = planner.kept(sequences, [1] * 9, [chain_of(count) for count in drafted])
+    kept = planner.kept(sequences, [1] * 9, [TEXT.drafts(0, count) for count in drafted])
     assert sum(kept) == 7
     assert all(count <= there for count, there in zip(kept, drafted, strict=True))
 
@@ -298,9 +338,9 @@ def test_requests_that_ended_are_forgotten() -> None:
     for step in range(12_000):
         sequences = [sequence_of(0, left=100), sequence_of(1 + step, left=100)]
         asked = planner.wanted(sequences)
-        kept = planner.kept(sequences, asked, [chain_of(count) for count in asked])
+        kept = planner.kept(sequences, asked, [TEXT.drafts(0, count) for count in asked])
         outcomes = [
-            DraftOutcome(sequence, room, chain_of(count), (1,) * min(1, count))
+            DraftOutcome(sequence, room, TEXT.drafts(0, count), (1,) * min(1, count))
             for sequence, room, count in zip(sequences, asked, kept, strict=True)
         ]
         planner.observe(PassCost(2, 2 + sum(kept), 0, 0.02, 0.001), outcomes)
@@ -340,10 +380,12 @@ def test_whatever_is_measured_choices_keep_their_bounds(
         assert all(0 <= count <= min(most, room - 1) for count, room in zip(wanted, left, strict=True))
         asked = [data.draw(st.integers(0, count)) for count in wanted]
         drafted = [data.draw(st.integers(0, count)) for count in asked]
-        kept = planner.kept(sequences, asked, [chain_of(count) for count in drafted])
+        kept = planner.kept(sequences, asked, [TEXT.drafts(0, count) for count in drafted])
         assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
         outcomes = [
-            DraftOutcome(sequence, room, chain_of(count), range(1, 1 + data.draw(st.integers(0, count))))
+            DraftOutcome(
+                sequence, room, TEXT.drafts(0, count), range(1, 1 + data.draw(st.integers(0, count)))
+            )
             for sequence, room, count in zip(sequences, asked, kept, strict=True)
         ]
         times = st.floats(0.0, 1e6)
