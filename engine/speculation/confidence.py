@@ -1,7 +1,7 @@
 """How often drafts are right that their drafter was so sure of: what a drafter says, set right by experience.
 
 A head's own probabilities tell much about each single draft, far more than how many of a request's drafts
-were right before. But heads are sure of themselves: most of all where answers are drawn, for then the
+were right before. But heads may be too sure of themselves: most of all where answers are drawn, for then the
 likeliest token need not come. So what they say is brought to what came of it (Zadrozny and Elkan, 2001,
 binning), greedy answers and drawn ones apart.
 """
@@ -12,13 +12,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
 """Between the bins: narrow where most drafts are."""
+_MIDDLES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_EDGES, 1.0)))
 _PRIOR_TESTS = 8.0
 _MOST_TESTS = 400.0
 """No more than so many are remembered of a bin."""
@@ -29,19 +25,20 @@ _DECAY = 0.998
 
 
 class ConfidenceCalibration:
-    """Of one drafter's drafts, by what it says of each: that all up to it are right."""
+    """Of one drafter's drafts, by what it says of each: that it is right, and all before it.
+
+    In plain Python: a step asks for a few dozen numbers, sequence by sequence, for which arrays take longer.
+    """
 
     def __init__(self) -> None:
-        bounds = (0.0, *_EDGES, 1.0)
-        self._middles = [(low + high) / 2 for low, high in pairwise(bounds)]
-        self._tests = [0.0] * len(self._middles)
-        self._said = [0.0] * len(self._middles)
-        self._right = [0.0] * len(self._middles)
-        # The curve through the bins, until something new is seen.
-        self._curve: tuple[Floats, Floats] | None = None
+        self._tests = [0.0] * len(_MIDDLES)
+        self._said = [0.0] * len(_MIDDLES)
+        self._right = [0.0] * len(_MIDDLES)
+        # What is said, rising, and what is to be expected then, until something new is seen.
+        self._curve: tuple[list[float], list[float]] | None = None
 
-    def chances(self, confidence: Sequence[float]) -> Floats:
-        """[len(confidence)], probabilities, never rising.
+    def chances(self, confidence: Sequence[float]) -> list[float]:
+        """Probabilities that they are right, never rising.
 
         Drafts of which nothing is known are as likely as the next surer one: trying is what it is learnt by.
 
@@ -50,10 +47,17 @@ class ConfidenceCalibration:
         """
         if self._curve is None:
             self._curve = self._points()
-        chances = np.interp(confidence, *self._curve)
-        unknown = np.array(self._tests)[np.searchsorted(_EDGES, confidence, side="right")] < _LEAST_TESTS
-        falling: Floats = np.minimum.accumulate(np.where(unknown, 1.0, chances))
-        return falling
+        said, right = self._curve
+        chances: list[float] = []
+        chance = 1.0
+        for sure in confidence:
+            if self._tests[bisect_right(_EDGES, sure)] >= _LEAST_TESTS:
+                # The first point is at 0, the last one at 1.
+                place = min(bisect_right(said, sure), len(said) - 1)
+                share = (sure - said[place - 1]) / (said[place] - said[place - 1])
+                chance = min(chance, right[place - 1] + share * (right[place] - right[place - 1]))
+            chances.append(chance)
+        return chances
 
     def observe(self, confidence: float, right: bool) -> None:
         """A draft was verified."""
@@ -70,12 +74,10 @@ class ConfidenceCalibration:
             column[:] = [_DECAY * value for value in column]
         self._curve = None
 
-    def _points(self) -> tuple[Floats, Floats]:
-        """What is said, and what to expect, rising both."""
-        tests = np.array(self._tests) + _PRIOR_TESTS
-        prior = _PRIOR_TESTS * np.array(self._middles)
-        said = (np.array(self._said) + prior) / tests
-        right = (np.array(self._right) + prior) / tests
-        ends = np.pad(said, 1, constant_values=(0.0, 1.0)), np.pad(right, 1, mode="edge")
-        ends[1][0] = 0.0
-        return ends[0], np.maximum.accumulate(ends[1])
+    def _points(self) -> tuple[list[float], list[float]]:
+        said, right = [0.0], [0.0]
+        for middle, tests, told, came in zip(_MIDDLES, self._tests, self._said, self._right, strict=True):
+            if tests >= _LEAST_TESTS:
+                said.append((told + _PRIOR_TESTS * middle) / (tests + _PRIOR_TESTS))
+                right.append((came + _PRIOR_TESTS * middle) / (tests + _PRIOR_TESTS))
+        return [*said, 1.0], [*right, right[-1]]

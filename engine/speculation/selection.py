@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from engine.sampling.rules import is_greedy
 from engine.sequence import Sequence as EngineSequence
 from engine.speculation.acceptance import Floats
@@ -47,10 +45,16 @@ def worth_verifying(
     ]
     order.sort(key=lambda draft: -draft[0])
     first = sum(forced)
-    longer_s = pass_seconds[first : first + len(order) + 1]
-    saved = np.cumsum([0.0, *(saved for saved, _ in order)])
+    longer_s = pass_seconds[first : first + len(order) + 1].tolist()
+    price = len(chances) / step_s
+    saved, number = 0.0, 0
+    best = -price * longer_s[0]
+    for count, ((saves, _), seconds) in enumerate(zip(order, longer_s[1:], strict=True), start=1):
+        saved += saves
+        if saved - price * seconds > best:
+            best, number = saved - price * seconds, count
     counts = list(forced)
-    for _, request in order[: int((saved - len(chances) / step_s * longer_s).argmax())]:
+    for _, request in order[:number]:
         counts[request] += 1
     return counts
 
@@ -96,7 +100,7 @@ class DraftSelection:
                 forced.append(0)
             elif tree.confidence is not None:
                 surest_first = sorted(tree.confidence, reverse=True)
-                chances.append(self._of(sequence).chances(surest_first).tolist())
+                chances.append(self._of(sequence).chances(surest_first))
                 forced.append(0)
             else:
                 number = len(tree.token_ids)

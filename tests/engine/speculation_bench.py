@@ -13,11 +13,16 @@ from operator import mul
 
 from engine.api import EngineRequest, SamplingParams
 from engine.sequence import Sequence
-from engine.speculation.planner import DraftOutcome, DraftPlanner, PassCost
+from engine.speculation.operating_point import AdaptivePlanner
+from engine.speculation.planner import DraftOutcome, DraftPlanner, FixedPlanner, PassCost
 from engine.speculation.tree import DraftTree
 
 ANSWER = 160
 """Tokens of an answer."""
+
+
+BAR = 0.97
+"""Of the speed of no drafts, and of the best fixed number of them."""
 
 
 def flat(tokens: int) -> float:
@@ -239,3 +244,28 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
         result.counts.append(asked)
         alive = [entry for entry in alive if entry[0].next_index < ANSWER]
     return result
+
+
+def planner_of(world: World) -> AdaptivePlanner:
+    return AdaptivePlanner(world.calibration, world.most, branching=world.tree)
+
+
+def require_fast(world: World, answers: int, counts: range | tuple[int, ...] | None = None) -> Result:
+    """The bars; returns the adaptive run."""
+    tried = range(world.most + 1) if counts is None else counts
+    fixed = {count: run(world, FixedPlanner(count), answers).rate for count in tried}
+    adaptive = run(world, planner_of(world), answers)
+    best = max(fixed, key=lambda count: fixed[count])
+    shares = {0: adaptive.rate / fixed[0], best: adaptive.rate / fixed[best]}
+    assert min(shares.values()) >= BAR, f"share of the speed with so many drafts: {shares}"
+    return adaptive
+
+
+def answers_for(batch: int) -> int:
+    """Enough of them that beginnings do not count."""
+    return 16 + 4 * batch
+
+
+def unlike(number: int) -> list[float]:
+    """Chances of an answer's drafts, by position: from nearly certain to nearly none."""
+    return random.Random(number).choices((0.97, 0.85, 0.5, 0.25, 0.1), k=2 * ANSWER)

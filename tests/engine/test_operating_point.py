@@ -18,19 +18,19 @@ from engine.speculation.outlook import Outlook
 from engine.speculation.planner import DraftOutcome, FixedPlanner, OffReason, PassCost
 from tests.engine.speculation_bench import (
     ANSWER,
-    Result,
+    BAR,
     Text,
     World,
+    answers_for,
     bent,
     flat,
     linear,
-    rising,
+    planner_of,
+    require_fast,
     run,
     stepped,
+    unlike,
 )
-
-BAR = 0.97
-"""Of the speed of no drafts, and of the best fixed number of them."""
 
 TEXT = Text(lambda place: 0.5)
 
@@ -56,26 +56,6 @@ TEXTS = {
     "in runs": runs,
     "times change": lambda number: Text(lambda place: 0.9 if number // 16 % 2 else 0.1),
 }
-
-
-def planner_of(world: World) -> AdaptivePlanner:
-    return AdaptivePlanner(world.calibration, world.most, branching=world.tree)
-
-
-def require_fast(world: World, answers: int, counts: range | tuple[int, ...] | None = None) -> Result:
-    """The bars; returns the adaptive run."""
-    tried = range(world.most + 1) if counts is None else counts
-    fixed = {count: run(world, FixedPlanner(count), answers).rate for count in tried}
-    adaptive = run(world, planner_of(world), answers)
-    best = max(fixed, key=lambda count: fixed[count])
-    shares = {0: adaptive.rate / fixed[0], best: adaptive.rate / fixed[best]}
-    assert min(shares.values()) >= BAR, f"share of the speed with so many drafts: {shares}"
-    return adaptive
-
-
-def answers_for(batch: int) -> int:
-    """Enough of them that beginnings do not count."""
-    return 16 + 4 * batch
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16, 32])
@@ -129,44 +109,6 @@ def test_drafters_that_know_when_to_end(cost: str, batch: int) -> None:
         return Text(lambda place: chances[place], least=0.08)
 
     require_fast(World(COSTS[cost], unsure, lambda tokens: batch, draft_s=0.0004), answers_for(batch))
-
-
-def unlike(number: int) -> list[float]:
-    """Chances of an answer's drafts, by position: from nearly certain to nearly none."""
-    return random.Random(number).choices((0.97, 0.85, 0.5, 0.25, 0.1), k=2 * ANSWER)
-
-
-SAYINGS = {
-    "true": lambda chance: chance,
-    "too sure": lambda chance: chance**0.4,
-    "too doubtful": lambda chance: chance**2,
-}
-
-
-@pytest.mark.parametrize("says", SAYINGS)
-@pytest.mark.parametrize("batch", [4, 16, 32])
-def test_drafters_that_tell_how_sure_they_are(batch: int, says: str) -> None:
-    """Whatever scale they use, the likely drafts are verified alone: better than any fixed number."""
-
-    def text(number: int) -> Text:
-        chances = unlike(number)
-        return Text(lambda place: chances[place], says=SAYINGS[says])
-
-    world = World(rising, text, lambda tokens: batch, draft_s=0.0004)
-    adaptive = run(world, planner_of(world), answers_for(batch))
-    best = max(run(world, FixedPlanner(count), answers_for(batch)).rate for count in range(world.most + 1))
-    assert adaptive.rate > 1.05 * best
-
-
-@pytest.mark.parametrize("cost", ["flat", "linear"])
-@pytest.mark.parametrize("sure", [0.05, 0.5, 0.95])
-@pytest.mark.parametrize("right", [0.0, 0.6, 0.95])
-def test_drafters_that_are_always_as_sure(cost: str, sure: float, right: float) -> None:
-    """What they tell is worth nothing: no reason to be slower."""
-    world = World(
-        COSTS[cost], lambda number: Text(lambda place: right, says=lambda chance: sure), lambda tokens: 8
-    )
-    require_fast(world, answers_for(8))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
