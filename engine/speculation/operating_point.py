@@ -3,7 +3,8 @@
 Estimates are learnt from the steps themselves: what a pass costs by its tokens (`pass_cost`), what the
 drafters take (`draft_cost`), and of each drafter (`outlook`) whether it has anything to propose
 (`availability`) and how many drafts of a request will be right (`acceptance`). Every few steps the allocation
-that they say is fastest is taken (`allocation`), no drafts at all among the choices. Against noise:
+that they say is fastest is taken (`allocation`), no drafts at all among the choices; of the drafts that come
+those are verified that are worth it (`selection`). Against noise:
 
 - a choice is kept until another is better by a margin, for each band of batch sizes by itself, so that a
   batch that changes its size does not change its mind;
