@@ -1,5 +1,5 @@
-"""How many of the drafts that are asked for come: prompt lookup often finds no match, and a head that is not
-sure ends its chain."""
+"""How many of the drafts that are asked for come: prompt lookup often finds no match, a head that is not sure
+ends its chain, and what a head is not sure enough of for the price of its verification is as good as none."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ class ConfidenceCalibration:
     def chances(self, confidence: Sequence[float]) -> list[float]:
         """Probabilities that they are right, never rising.
 
-        Drafts of which nothing is known are as likely as the next surer one: trying is what it is learnt by.
+        Drafts of which nothing is known are as likely as the next surer one, and certain where there is none:
+        trying is what it is learnt by.
 
         Args:
             confidence: of drafts of one sequence, the surest first.

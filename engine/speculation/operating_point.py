@@ -258,8 +258,9 @@ class AdaptivePlanner:
             shares=dict(zip(requests, shares, strict=True)),
             newcomer=usual_of([share for share, ends in zip(shares, ending, strict=True) if not ends]),
             retried=frozenset(requests[index] for index in retried),
+            # Where nobody drafts the price may be what keeps it from being seen that drafts are right.
+            verifies_all=mode is Mode.PROBE_DRAFTS and not band.cap,
             pass_s=pass_s,
-            draft_s=draft_s,
             lasts=mode is Mode.CHOSEN and not is_last,
         )
         self._count_off(mode, sequences, counts, limits)

@@ -48,9 +48,9 @@ class Plan:
         allocation: drafts of each request; None before the first step.
         shares: by request.
         newcomer: of one that was not there yet; None where no such can be told.
-        retried: requests that have one draft beside that.
+        retried: requests that have one draft beside that, which is verified whatever it costs.
+        verifies_all: whether that holds for all drafts.
         pass_s: of the target, by the number of drafts.
-        draft_s: of the drafter, by the most drafts of one request.
         lasts: whether it may be taken again.
         age: steps for which it was.
     """
@@ -60,8 +60,8 @@ class Plan:
     shares: Mapping[int, Share] = field(default_factory=dict)
     newcomer: Share | None = None
     retried: frozenset[int] = frozenset()
+    verifies_all: bool = False
     pass_s: Floats = field(default_factory=lambda: np.zeros(1))
-    draft_s: Floats = field(default_factory=lambda: np.zeros(1))
     lasts: bool = False
     age: int = 0
 
@@ -78,9 +78,9 @@ class Seen:
         plan: see `Plan`.
         cost: of the pass.
         outcomes: of the drafts.
-        found: of each request that was asked for drafts, for how many, and how many there were.
-        exhausted: requests all of whose drafts were verified, and which had fewer than were asked for: how
-            many were.
+        found: of each request that was asked for drafts, for how many, and how many there were; where the
+            drafter tells how sure it is, how many of them were verified: others are as good as none.
+        exhausted: for how many drafts a request was asked where it had fewer such, all of them verified.
     """
 
     plan: Plan

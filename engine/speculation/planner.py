@@ -18,7 +18,8 @@ class DraftOutcome:
     Attributes:
         sequence: whose.
         asked: drafts that there was room for; 0 where none were to be made.
-        tree: of the drafts that were verified; None where there was nothing to guess.
+        tree: of the drafts that were verified, without distributions, which are large; None where there was
+            nothing to guess.
         path: nodes of the tree that were right, one behind the other.
     """
 

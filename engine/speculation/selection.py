@@ -69,7 +69,7 @@ class DraftSelection:
     def kept(
         self,
         plan: Plan,
-        kept: float,
+        kept_share: float,
         sequences: Sequence[EngineSequence],
         asked: Sequence[int],
         trees: Sequence[DraftTree | None],
@@ -78,7 +78,7 @@ class DraftSelection:
 
         Args:
             plan: of this step.
-            kept: which share of the right drafts that are promised there is.
+            kept_share: which part of the right drafts that are promised there is.
             sequences: of the step.
             asked: drafts of each that were asked for.
             trees: that were found for it.
@@ -94,20 +94,18 @@ class DraftSelection:
             return found
         chances: list[Sequence[float]] = []
         forced: list[int] = []
-        for sequence, tree, share in zip(sequences, trees, shares, strict=True):
+        for place, (sequence, tree, share) in enumerate(zip(sequences, trees, shares, strict=True)):
+            # What was drawn must not decide what is verified, not even by where a chain ended for it.
+            is_forced = plan.verifies_all or sequence.arrival in plan.retried
             if tree is None:
                 chances.append(())
-                forced.append(0)
             elif tree.confidence is not None:
                 surest_first = sorted(tree.confidence, reverse=True)
                 chances.append(self._of(sequence).chances(surest_first))
-                forced.append(0)
             else:
-                number = len(tree.token_ids)
-                chances.append([min(gain * kept, 1.0) for gain in share.coming[:number]])
-                # A probe is there to see what comes of it.
-                all_of_it = plan.mode is not Mode.CHOSEN
-                forced.append(number if all_of_it else int(sequence.arrival in plan.retried))
+                chances.append([min(gain * kept_share, 1.0) for gain in share.coming[: found[place]]])
+                is_forced |= tree.distributions is not None or plan.mode is not Mode.CHOSEN
+            forced.append(found[place] if is_forced else 0)
         return worth_verifying(
             chances, [share.per_pass for share in shares], forced, plan.pass_s, allocation.seconds
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.runner import RunResult
 from engine.schedule import Schedule
@@ -106,7 +107,7 @@ class Speculator:
             DraftOutcome(
                 sequence=sequence,
                 asked=schedule.lookahead[index] if schedule.lookahead else 0,
-                tree=self._trees[index],
+                tree=_chosen(self._trees[index]),
                 path=result.drawn[index].path,
             )
             for index, sequence, _ in went_on
@@ -124,6 +125,12 @@ class Speculator:
         told = [outcome for outcome in outcomes if outcome.sequence.drafter is not None]
         self._tally.observe(cost, told)
         return told
+
+
+def _chosen(tree: DraftTree | None) -> DraftTree | None:
+    if tree is None or tree.distributions is None:
+        return tree
+    return replace(tree, distributions=None)
 
 
 def _pass_of(

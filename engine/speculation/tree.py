@@ -49,10 +49,12 @@ class DraftTree:
         if len(set(zip(self.parents, self.token_ids, strict=True))) != len(self.parents):
             raise ValueError("siblings hold different tokens")
         if self.confidence is not None:
-            if len(self.confidence) != len(self.token_ids):
-                raise ValueError("each draft has its confidence")
-            if self.distributions is not None:
-                raise ValueError("drawn drafts have no confidence")
+            if len(self.confidence) != len(self.token_ids) or self.distributions is not None:
+                raise ValueError("each draft has its confidence, or none; drawn ones have none")
+            sure = (1.0, *self.confidence)
+            pairs = zip(self.confidence, self.parents, strict=True)
+            if not all(0.0 <= own <= sure[parent] for own, parent in pairs):
+                raise ValueError("confidence is a probability, and no greater than of the draft before")
 
     @classmethod
     def chain(

@@ -50,6 +50,25 @@ def stepped(tokens: int) -> float:
     return 0.014 + 0.006 * -(-tokens // 8)
 
 
+@cache
+def best_tree(chance: float, drafts: int) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
+    """The likeliest paths of five levels, where the child of rank r is right with chance * (1 - chance)^r.
+
+    Returns the paths, the likeliest first, and their chances.
+    """
+    heap = [(-chance, (0,))]
+    paths: list[tuple[int, ...]] = []
+    chances: list[float] = []
+    while len(paths) < drafts:
+        weight, path = heappop(heap)
+        paths.append(path)
+        chances.append(-weight)
+        heappush(heap, (weight * (1 - chance), (*path[:-1], path[-1] + 1)))
+        if len(path) < 5:
+            heappush(heap, (weight * chance, (*path, 0)))
+    return tuple(paths), tuple(chances)
+
+
 @dataclass(frozen=True)
 class Text:
     """What a drafter makes of one answer.
@@ -69,15 +88,44 @@ class Text:
     least: float = 0.0
     says: Callable[[float], float] | None = None
 
-    def drafts(self, place: int, count: int) -> DraftTree | None:
-        """So many drafts from a place of the answer on."""
+    def drafts(self, place: int, count: int, *, branching: bool = False) -> DraftTree | None:
+        """So many drafts from a place of the answer on; a token is its rank among those that may follow."""
         if not count:
             return None
+        if branching:
+            paths, chances = best_tree(self.chance(place), count)
+            nodes = {path: node for node, path in enumerate(((), *paths))}
+            token_ids = tuple(path[-1] for path in paths)
+            parents = tuple(nodes[path[:-1]] for path in paths)
+        else:
+            token_ids, parents = (0,) * count, tuple(range(count))
+            each = (self.right(place + ahead) * self.decay**ahead for ahead in range(count))
+            chances = tuple(accumulate(each, mul))
         if self.says is None:
-            return DraftTree.chain(tuple(range(count)))
-        each = [self.right(place + ahead) * self.decay**ahead for ahead in range(count)]
-        sure = [self.says(chance) for chance in accumulate(each, mul)]
-        return DraftTree.chain(tuple(range(count)), confidence=tuple(accumulate(sure, min)))
+            return DraftTree(token_ids, parents)
+        sure = [1.0]
+        for parent, chance in zip(parents, chances, strict=True):
+            sure.append(min(sure[parent], self.says(chance)))
+        return DraftTree(token_ids, parents, confidence=tuple(sure[1:]))
+
+    def chance(self, place: int) -> float:
+        """That the likeliest token of all is right, for trees."""
+        return round(min(max(self.right(place), 0.05), 0.95), 2)
+
+    def path(self, tree: DraftTree, luck: list[float], place: int, *, branching: bool = False) -> list[int]:
+        """Nodes that are right where an answer's next token is number `place`; the same for every planner."""
+        path: list[int] = []
+        chance = self.chance(place)
+        while (ahead := place + len(path)) < ANSWER:
+            if branching:
+                rank = int(math.log(1 - luck[ahead] * 0.999999) / math.log(1 - chance))
+            else:
+                rank = int(luck[ahead] >= self.right(ahead) * self.decay ** len(path))
+            node = tree.child(path[-1] if path else 0, rank)
+            if node is None:
+                break
+            path.append(node)
+        return path
 
     def likely(self, place: int, most: int) -> int:
         """Of so many drafts from a place of the answer on those that are likely enough."""
@@ -135,7 +183,6 @@ class Result:
         tokens: that were made.
         seconds: on the virtual clock.
         counts: drafts that were asked for in each step, one for each sequence.
-        alone_s: seconds that the steps would have taken without drafts, were they none slower.
     """
 
     tokens: int = 0
@@ -146,40 +193,6 @@ class Result:
     def rate(self) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds
-
-
-@cache
-def best_tree(chance: float, drafts: int) -> frozenset[tuple[int, ...]]:
-    """The likeliest paths of five levels, where the child of rank r is right with chance * (1 - chance)^r."""
-    heap = [(-chance, (0,))]
-    tree: set[tuple[int, ...]] = set()
-    while len(tree) < drafts:
-        weight, path = heappop(heap)
-        tree.add(path)
-        heappush(heap, (weight * (1 - chance), (*path[:-1], path[-1] + 1)))
-        if len(path) < 5:
-            heappush(heap, (weight * chance, (*path, 0)))
-    return frozenset(tree)
-
-
-def accepted_of(world: World, text: Text, luck: list[float], place: int, drafts: int) -> int:
-    """Right drafts where an answer's next token is number `place`; the same for every planner."""
-    if not world.tree:
-        right = 0
-        while right < drafts and place + right < ANSWER:
-            if luck[place + right] >= text.right(place + right) * text.decay**right:
-                break
-            right += 1
-        return right
-    chance = min(max(text.right(place), 0.05), 0.95)
-    tree = best_tree(round(chance, 2), drafts)
-    path: tuple[int, ...] = ()
-    while place + len(path) < ANSWER:
-        rank = int(math.log(1 - luck[place + len(path)] * 0.999999) / math.log(1 - chance))
-        if (*path, rank) not in tree:
-            break
-        path = (*path, rank)
-    return len(path)
 
 
 def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Result:
@@ -208,7 +221,7 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
             for count, (sequence, text, _, finds) in zip(asked, batch, strict=True)
         ]
         trees = [
-            text.drafts(sequence.next_index, count)
+            text.drafts(sequence.next_index, count, branching=world.tree)
             for count, (sequence, text, *_) in zip(drafted, batch, strict=True)
         ]
         kept = list(planner.kept(sequences, asked, trees))
@@ -217,11 +230,11 @@ def run(world: World, planner: DraftPlanner, answers: int, seed: int = 0) -> Res
         for sequence, (_, text, luck, _), room, tree, count in zip(
             sequences, batch, asked, trees, kept, strict=True
         ):
-            right = accepted_of(world, text, luck, sequence.next_index, count) if count else 0
-            new = min(right + 1, ANSWER - sequence.next_index)
-            outcomes.append(
-                DraftOutcome(sequence, room, None if tree is None else tree.first(count), range(1, right + 1))
-            )
+            verified = None if tree is None else tree.first(count)
+            place = sequence.next_index
+            path = text.path(verified, luck, place, branching=world.tree) if verified else []
+            new = min(len(path) + 1, ANSWER - place)
+            outcomes.append(DraftOutcome(sequence, room, verified, path))
             sequence.token_ids += [0] * new
             result.tokens += new
         nodes = len(batch) + sum(kept)

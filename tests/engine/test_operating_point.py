@@ -33,6 +33,7 @@ from tests.engine.speculation_bench import (
 )
 
 TEXT = Text(lambda place: 0.5)
+SAYS = (None, lambda chance: chance, lambda chance: 0.0, lambda chance: 1.0)
 
 COSTS = {cost.__name__: cost for cost in (flat, linear, bent, stepped)}
 
@@ -322,13 +323,15 @@ def test_whatever_is_measured_choices_keep_their_bounds(
         assert all(0 <= count <= min(most, room - 1) for count, room in zip(wanted, left, strict=True))
         asked = [data.draw(st.integers(0, count)) for count in wanted]
         drafted = [data.draw(st.integers(0, count)) for count in asked]
-        kept = planner.kept(sequences, asked, [TEXT.drafts(0, count) for count in drafted])
+        says = data.draw(st.sampled_from(SAYS))
+        trees = [replace(TEXT, says=says).drafts(0, count, branching=branching) for count in drafted]
+        kept = planner.kept(sequences, asked, trees)
         assert all(0 <= count <= there for count, there in zip(kept, drafted, strict=True))
         outcomes = [
             DraftOutcome(
-                sequence, room, TEXT.drafts(0, count), range(1, 1 + data.draw(st.integers(0, count)))
+                sequence, room, tree and tree.first(count), range(1, 1 + data.draw(st.integers(0, count)))
             )
-            for sequence, room, count in zip(sequences, asked, kept, strict=True)
+            for sequence, room, tree, count in zip(sequences, asked, trees, kept, strict=True)
         ]
         times = st.floats(0.0, 1e6)
         planner.observe(

@@ -296,7 +296,7 @@ class EagleDrafter:
             going: list[int] = []
             pairs = zip(found.token_ids[:, 0].tolist(), found.log_probs[:, 0].tolist(), strict=True)
             for row, (index, (token_id, log_prob)) in enumerate(zip(active, pairs, strict=True)):
-                scores[index] += log_prob
+                scores[index] += min(log_prob, 0.0)
                 if not scores[index] >= least:
                     continue
                 chains[index].append(token_id)

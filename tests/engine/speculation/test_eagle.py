@@ -139,10 +139,14 @@ def expected_tree(
 
 
 def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+    return set(listed_paths_of(tree))
+
+
+def listed_paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         paths.append((*paths[parent], token))
-    return set(paths[1:])
+    return paths[1:]
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
@@ -269,7 +273,7 @@ def path_probabilities(
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_drafts_that_are_not_likely_enough_are_left_out(
+def test_drafts_say_how_likely_they_are_and_those_that_are_not_enough_are_left_out(
     target: DraftedLM, tmp_path: Path, shape: DraftShape
 ) -> None:
     head, reference = third(target, tmp_path, draft_vocab=90)
@@ -285,6 +289,9 @@ def test_drafts_that_are_not_likely_enough_are_left_out(
 
     every = paths(0.0)
     probabilities = path_probabilities(drafting, reference, sequence.token_ids, every)
+    (tree,) = drafting.drafter.propose([sequence], [shape.size])
+    assert tree is not None
+    assert tree.confidence == pytest.approx([probabilities[path] for path in listed_paths_of(tree)], rel=1e-4)
     for bound in sorted(probabilities.values()):
         for least in (0.999 * bound, 1.001 * bound):
             assert paths(least) == {path for path in every if probabilities[path] >= least}
