@@ -107,7 +107,7 @@ class Speculator:
             DraftOutcome(
                 sequence=sequence,
                 asked=schedule.lookahead[index] if schedule.lookahead else 0,
-                tree=_chosen(self._trees[index]),
+                tree=_without_distributions(self._trees[index]),
                 path=result.drawn[index].path,
             )
             for index, sequence, _ in went_on
@@ -127,7 +127,7 @@ class Speculator:
         return told
 
 
-def _chosen(tree: DraftTree | None) -> DraftTree | None:
+def _without_distributions(tree: DraftTree | None) -> DraftTree | None:
     if tree is None or tree.distributions is None:
         return tree
     return replace(tree, distributions=None)
