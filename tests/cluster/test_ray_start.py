@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.processes import INSTANCE_VARIABLE, identify
+from cluster.processes import INSTANCE_VARIABLE, identify, marked_processes
 from cluster.ray_runtime import RayError, RayInfo, RaySlowError
 from cluster.ray_start import connect_patiently
+from tests.support.waiting import wait_until
 
 INFO = RayInfo("127.0.0.1:1", "")
 SLOW = RaySlowError("too slow")
@@ -27,7 +28,10 @@ class Runtime:
     def start(self) -> None:
         environment = {**os.environ, INSTANCE_VARIABLE: self.instance}
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        self.started.append(subprocess.Popen(command, env=environment))
+        process = subprocess.Popen(command, env=environment)
+        self.started.append(process)
+        # Until its exec is over, which may be after Popen's return, /proc shows no environment.
+        wait_until(lambda: identify(process.pid) in marked_processes(self.instance))
 
     def connect(self) -> RayInfo:
         self.start()
