@@ -112,6 +112,9 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         *(f"kvrelay_router_ttft_part_seconds_count/{part}" for part in ROUTER_PARTS),
         "kvrelay_router_ttft_part_seconds_sum/prefill",
     }
+    status = router_status(cluster)
+    assert status is not None
+    blocks = len(tokens) // status.workers[0].info.identity.block_size
     prefill_after = samples(urls[first.timeline.prefill_worker])
     prefill = moved(before[first.timeline.prefill_worker], prefill_after)
     everywhere = {
@@ -120,7 +123,6 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         "kvrelay_worker_generated_tokens_total",
         "kvrelay_worker_step_seconds_count",
         "kvrelay_worker_batch_size_count",
-        "kvrelay_worker_blocks/cached",
     }
     assert prefill >= everywhere
     decode_after = samples(urls[first.timeline.decode_worker])
@@ -131,6 +133,8 @@ def test_metrics_move(cluster: LiveCluster, client: Client) -> None:
         "kvrelay_worker_transfer_seconds_total",
     }
     for sampled in (prefill_after, decode_after):
+        # Other blocks make room where the pool is full, so they need not have become more.
+        assert sampled["kvrelay_worker_blocks/cached"] >= blocks
         assert sampled.keys() >= {
             "kvrelay_worker_preemptions_total/recompute",
             "kvrelay_worker_preemptions_total/swap",
