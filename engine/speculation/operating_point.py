@@ -31,7 +31,7 @@ from engine.speculation.plan import Mode, Plan, Seen, shares_of, usual_of
 from engine.speculation.planner import DraftOutcome, OffReason, PassCost
 from engine.speculation.probing import FIRST_INTERVAL, Budget, Timer
 from engine.speculation.selection import DraftSelection
-from engine.speculation.tree import DraftTree
+from engine.speculation.tree import DraftTree, size_of
 from engine.speculation.tree_acceptance import TreeAcceptance, tree_sizes
 
 SWITCH = 1.01
@@ -158,10 +158,8 @@ class AdaptivePlanner:
         kept = self._selection.kept(self._plan, share, sequences, asked, trees)
         self._found, self._exhausted = [], {}
         for sequence, room, tree, count in zip(sequences, asked, trees, kept, strict=True):
-            there = 0 if tree is None else len(tree.token_ids)
             # A draft that was too unlikely to be verified is as good as none.
-            if tree is not None and tree.confidence is not None:
-                there = count
+            there = count if tree is not None and tree.confidence is not None else size_of(tree)
             if room:
                 self._found.append((sequence, room, there))
             if count == there < room:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.sequence import Sequence as EngineSequence
-from engine.speculation.tree import DraftTree
+from engine.speculation.tree import DraftTree, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DraftOutcome:
     @property
     def drafted(self) -> int:
         """Drafts that were verified."""
-        return 0 if self.tree is None else len(self.tree.token_ids)
+        return size_of(self.tree)
 
     @property
     def depth(self) -> int:
@@ -134,7 +134,7 @@ class FixedPlanner:
         trees: Sequence[DraftTree | None],
     ) -> Sequence[int]:
         """All of them."""
-        return [0 if tree is None else len(tree.token_ids) for tree in trees]
+        return [size_of(tree) for tree in trees]
 
     def observe(self, cost: PassCost, outcomes: Sequence[DraftOutcome]) -> None:
         """Nothing is learnt."""

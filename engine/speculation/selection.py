@@ -15,7 +15,7 @@ from engine.speculation.acceptance import Floats
 from engine.speculation.confidence import ConfidenceCalibration
 from engine.speculation.plan import Mode, Plan
 from engine.speculation.planner import DraftOutcome
-from engine.speculation.tree import DraftTree
+from engine.speculation.tree import DraftTree, size_of
 
 
 def worth_verifying(
@@ -83,7 +83,7 @@ class DraftSelection:
             asked: drafts of each that were asked for.
             trees: that were found for it.
         """
-        found = [0 if tree is None else len(tree.token_ids) for tree in trees]
+        found = [size_of(tree) for tree in trees]
         allocation = plan.allocation
         shares = [share for sequence in sequences if (share := plan.share(sequence.arrival)) is not None]
         if allocation is None or len(shares) < len(sequences):

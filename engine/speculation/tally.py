@@ -40,10 +40,11 @@ class SpeculationTally:
             self._tokens[outcome.accepted] += 1
             band[1] += 1
             band[2] += outcome.asked
-            while len(self._reached) < min(outcome.depth, _MOST_POSITIONS):
+            depth = outcome.depth
+            while len(self._reached) < min(depth, _MOST_POSITIONS):
                 self._reached.append(0)
                 self._accepted.append(0)
-            for position in range(outcome.depth):
+            for position in range(depth):
                 self._reached[min(position, _MOST_POSITIONS - 1)] += 1
             for position in range(outcome.accepted):
                 self._accepted[min(position, _MOST_POSITIONS - 1)] += 1

@@ -132,3 +132,8 @@ class DraftTree:
             None if self.distributions is None else self.distributions[list(kept)],
             None if self.confidence is None else tuple(self.confidence[index] for index in kept),
         )
+
+
+def size_of(tree: DraftTree | None) -> int:
+    """Drafts of a tree, 0 for none."""
+    return 0 if tree is None else len(tree.token_ids)
